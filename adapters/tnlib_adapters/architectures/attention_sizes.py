@@ -38,6 +38,11 @@ class Sizes:
             "o": self.n_heads * self.d_value,
         }
 
+    @property
+    def group_size(self) -> int:
+        """Number of query heads that share a key and value head (grouped-query attention)."""
+        return self.n_heads // self.kv_heads
+
     def of_head(self, name: str) -> int:
         """Return the width of one head of a projection."""
         return self.d_value if name in "vo" else self.d_head

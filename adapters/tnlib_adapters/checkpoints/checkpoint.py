@@ -82,7 +82,7 @@ class Checkpoint:
             "numbers": f"{sum(info.size for info in self.folder.tensors.values()):,}",
             "folder": str(self.folder.path),
         }
-        group = s.n_heads // s.kv_heads  # one shade for heads that share their keys and values
+        group = s.group_size  # one shade for heads that share their keys and values
         shades = [[head // group % 2 for head in range(s.n_heads)]] * s.n_layers
         picture = squares(shades, f"{s.n_layers} layers of {s.n_heads} heads")
         return facts(f"Checkpoint, {self.wiring.model_type}", rows, picture)

@@ -183,7 +183,7 @@ def join_modules(
 def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int) -> slice:
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
-    group = sizes.n_heads // sizes.kv_heads
+    group = sizes.group_size
     own, within = (head, head % group) if name in "qo" else (head // group, 0)
     width = sizes.of_head(name)
     if len(held) == 1 or attention.fused == "blocks":

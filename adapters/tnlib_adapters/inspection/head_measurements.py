@@ -109,7 +109,7 @@ class GaugeReport:
 @single_threaded_blas
 def gauge_report(layer: Attention) -> GaugeReport:
     """Return the gauge degrees of freedom of a layer and how far it is from the balanced gauge."""
-    group = layer.n_heads // layer.kv_heads
+    group = layer.group_size
     queries, outputs = (_by_key_head(w, group) for w in (layer.W_Q, layer.W_O))
     keys, values = (_by_key_head(w, 1) for w in (layer.W_K, layer.W_V))
     arrays = (getattr(layer, name) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"))

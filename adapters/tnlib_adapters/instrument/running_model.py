@@ -265,7 +265,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
         projections = {}
         for held, linear in layer.attention.projections.items():
             for name in held:
-                heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.n_heads // sizes.kv_heads)
+                heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.group_size)
                 slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
                 columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.attention.softmax import library_of, like
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,10 @@ class Activation:
     derivative: Callable[[Array], Array]
 
     def __call__(self, x: Array) -> Array:
-        """Return f(x), elementwise."""
+        """Return f(x), elementwise; for a tensor of torch also its gradient f'(x)."""
+        if not isinstance(x, np.ndarray):
+            at = x.detach().numpy()
+            return like(self(at), x) + like(self.derivative(at), x) * (x - x.detach())
         y = self.secant(x)
         y *= x  # in place: a new array of this size costs as much as the product
         return y
@@ -97,7 +101,7 @@ def sigmoid(x: Array) -> Array:
     >>> sigmoid(np.array([0.0, -1000.0]))
     array([0.5, 0. ])
     """
-    y: Array = 0.5 * (1 + np.tanh(0.5 * x))
+    y: Array = 0.5 * (1 + library_of(x).tanh(0.5 * x))
     return y
 
 

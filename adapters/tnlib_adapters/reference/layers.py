@@ -1,4 +1,7 @@
-"""Layers other than attention: affine maps, norms, feed-forward layers, softmax."""
+"""Layers other than attention: affine maps, norms, feed-forward layers, mixtures of experts, the unembedding.
+
+Where gradients are needed, the stream may be a tensor of torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
+from tnlib_adapters.attention.softmax import library_of, like, soft_capped, softmax
 from tnlib_adapters.reference.activations import Activation, sigmoid
 
 _BLOCK = 4096  # tokens whose logits are in memory at a time
@@ -20,6 +24,8 @@ def rows_product(x: Array, weight: Array) -> Array:
     BLAS is up to a quarter faster in this order for the few rows of a sequence: it keeps a packed block of them in the
     cache and packs every block of the weight just before use.
     """
+    if not isinstance(x, np.ndarray):
+        return x @ like(weight, x)
     rows: Array = np.matmul(x.reshape(-1, x.shape[-1]), weight, order="F")  # (...) [in] out
     return rows.reshape(*x.shape[:-1], weight.shape[1])
 
@@ -35,7 +41,7 @@ class Affine:
         """Return x @ weight + bias, (..., out) for x (..., in)."""
         y = rows_product(x, self.weight)  # ... [in] out
         if self.bias is not None:
-            y += self.bias
+            y += like(self.bias, y)
         return y
 
 
@@ -56,9 +62,9 @@ class Norm:
     def scaled(self, centred: Array, divisors: Array) -> Array:
         """Return centred rows (..., d_model) over their divisors (..., 1), times weight plus bias."""
         y: Array = centred / divisors
-        y *= self.weight
+        y *= like(self.weight, y)
         if self.bias is not None:
-            y += self.bias
+            y += like(self.bias, y)
         return y
 
     def of_sum(self, parts: Mapping[str, Array], bias: str) -> dict[str, Array]:
@@ -75,7 +81,7 @@ class Norm:
 
     def divisors(self, centred: Array) -> Array:
         """Return the divisors (..., 1) of centred rows (..., d_model)."""
-        roots: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
+        roots: Array = ((centred * centred).mean(-1, keepdims=True) + self.eps) ** 0.5
         return roots
 
 
@@ -119,7 +125,7 @@ class Experts:
 
     def __call__(self, x: Array) -> Array:
         """Return the weighted sum of the outputs of the chosen experts, plus that of the shared one."""
-        weights, out = self.weights(x), np.zeros_like(x) if self.shared is None else self.shared(x)
+        weights, out = self.weights(x), 0.0 * x if self.shared is None else self.shared(x)
         for k, expert in enumerate(self.experts):
             chosen = weights[..., k] > 0
             out[chosen] += weights[chosen, k, None] * expert(x[chosen])  # position d_model
@@ -129,8 +135,9 @@ class Experts:
         """Return the weight of every expert at every position, (..., experts), 0 unless it is chosen."""
         logits = self.router(x)
         scores = softmax(logits) if self.routing.scores == "softmax" else sigmoid(logits)
-        ranked = self._of_chosen_groups(scores if self.correction is None else scores + self.correction)
-        kept = np.where(_is_largest(ranked, self.n_chosen), scores, 0.0)
+        values = scores if isinstance(scores, np.ndarray) else scores.detach().numpy()  # the choice has no gradient
+        ranked = self._of_chosen_groups(values if self.correction is None else values + self.correction)
+        kept: Array = library_of(scores).where(like(_is_largest(ranked, self.n_chosen), scores), scores, 0.0)
         kept = kept / kept.sum(-1, keepdims=True) if self.routing.normalised else kept
         return self.routing.factor * kept
 
@@ -184,26 +191,4 @@ class Unembedding:
         return np.asarray((largest + np.log(sums))[:, 0])
 
     def _capped(self, logits: Array) -> Array:
-        return logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
-
-
-def softmax(scores: Array) -> Array:
-    """Return exp(scores) normalised over the last axis; every row needs an entry above -inf.
-
-    >>> softmax(np.array([0.0, 0.0, -np.inf]))
-    array([0.5, 0.5, 0. ])
-    """
-    weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights
-
-
-def log_softmax(scores: Array) -> Array:
-    """Return the logarithm of `softmax`, finite where softmax underflows.
-
-    >>> log_softmax(np.array([0.0, 1000.0]))
-    array([-1000.,     0.])
-    """
-    shifted: Array = scores - scores.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
+        return soft_capped(logits, self.cap)

@@ -19,7 +19,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.reference.layers import Norm, softmax
+from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import Branch
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
@@ -74,7 +74,7 @@ class FrozenHeads:
     def weights(self) -> Array:
         """(heads, n, n): attention weights over the divisors of the values, which are 1 without latent vectors."""
         norm = self.layer.latent_norm
-        return self.patterns if norm is None else self.patterns / norm.value_divisors(self.input)
+        return self.patterns if norm is None else self.patterns / norm.value_divisors(self.input)[:, 0]
 
     @cached_property
     def linear_values(self) -> Array:
@@ -150,12 +150,11 @@ class FrozenHeads:
 
     def _bias_values(self, bias: Array) -> Array:
         """Return the weighted values of a bias (kv_heads, d_value), (heads, n, d_value)."""
-        by_head = np.repeat(bias, self.layer.n_heads // self.layer.kv_heads, axis=0)
-        return np.asarray(self.weights.sum(axis=2, keepdims=True) * by_head[:, None])
+        return np.asarray(self.weights.sum(axis=2, keepdims=True) * self.layer.repeated(bias)[:, None])
 
 
 def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> FrozenHeads:
     """Return an attention layer with the patterns and divisors of one stream (n, d_model)."""
     before, x = FrozenNorm.of(branch.before, stream)
-    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf)).astype(x.dtype, copy=False)
+    patterns = layer.patterns_of(layer.scores(x)).astype(x.dtype, copy=False)
     return FrozenHeads(layer, before, branch.behind, x, patterns, layer.weighted_values(patterns, x))

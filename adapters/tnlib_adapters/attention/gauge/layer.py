@@ -31,8 +31,8 @@ def fix_heads(layer: Attention, function: str) -> Attention:
 
 
 def _fix_queries_and_keys(layer: Attention) -> Attention:
-    columns, group = Columns.of(layer.rotary, layer.d_head), layer.n_heads // layer.kv_heads
-    q, k = _with_bias(layer.W_Q, layer.b_Q), _with_bias(layer.W_K, layer.b_K)  # h d~ dh, kv d~ dh
+    columns, group = Columns.of(layer.rotary, layer.d_head), layer.group_size
+    q, k = (layer.with_bias(name).astype(np.float64) for name in "QK")  # h d~ dh, kv d~ dh
     dtype = _coarser(layer.W_Q, layer.W_K)
     head_norm = layer.head_norm
     unseen = columns.still if layer.softcap is None and head_norm is None else columns.still[:0]
@@ -63,11 +63,11 @@ def _stacked(q: Array, k: Array, key: int, group: int) -> tuple[Array, Array]:
 
 
 def _fix_values(layer: Attention) -> Attention:
-    v, o = _with_bias(layer.W_V, layer.b_V), layer.W_O.astype(np.float64)  # kv d~ dh, h dh d
-    group, dtype, b_o = layer.n_heads // layer.kv_heads, _coarser(layer.W_V, layer.W_O), layer.b_O
+    v, o = layer.with_bias("V").astype(np.float64), layer.W_O.astype(np.float64)  # kv d~ dh, h dh d
+    group, dtype, b_o = layer.group_size, _coarser(layer.W_V, layer.W_O), layer.b_O
     taken_up = layer.b_V is not None and b_o is not None
     if taken_up and b_o is not None:
-        bias_outputs = np.repeat(v[:, -1:], group, axis=0) @ o  # h 1 [dh] d
+        bias_outputs = layer.repeated(v[:, -1:]) @ o  # h 1 [dh] d
         b_o = (b_o + bias_outputs.sum(axis=(0, 1))).astype(b_o.dtype)
         v[:, -1] = 0
     for g in range(layer.kv_heads):
@@ -85,12 +85,6 @@ def _fix_values(layer: Attention) -> Attention:
     )
 
 
-def _with_bias(weight: Array, bias: Array | None) -> Array:
-    """Return weights (heads, d, d_head) in double precision with the bias as their last row, zero if absent."""
-    last = np.zeros_like(weight[:, :1]) if bias is None else bias[:, None]
-    return np.concatenate([weight, last], axis=1).astype(np.float64)
-
-
 def _coarser(a: Array, b: Array) -> np.dtype[Any]:
     """Return the dtype of lower precision."""
     return min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
@@ -106,8 +100,7 @@ def rank_heads(layer: Attention) -> Array:
     within a group. Norms that are equal to sqrt(eps) tie; ties are broken by the entries of the weights in turn. Heads
     that tie in all entries keep their order.
     """
-    group = layer.n_heads // layer.kv_heads
-    heads = np.arange(layer.n_heads).reshape(layer.kv_heads, group)
+    heads = np.arange(layer.n_heads).reshape(layer.kv_heads, layer.group_size)
     lengths = np.stack([_lengths(layer.W_O), _lengths(layer.W_Q)], axis=1)  # h (o, q)
     within = np.stack([members[_ranking(layer, members[:, None], lengths)] for members in heads])
     order: Array = within[_ranking(layer, within, lengths)].ravel()
@@ -116,7 +109,7 @@ def rank_heads(layer: Attention) -> Array:
 
 def in_order(layer: Attention, order: Array) -> Attention:
     """Return the layer with its query heads in this order, which must keep groups together."""
-    group = layer.n_heads // layer.kv_heads
+    group = layer.group_size
     index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), order)
     index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), order[::group] // group)
     arrays: dict[str, Any] = {
@@ -128,7 +121,7 @@ def in_order(layer: Attention, order: Array) -> Attention:
 def _ranking(layer: Attention, sets: Array, lengths: Array) -> Array:
     """Return the order of sets of heads (sets, heads), given the norms (heads, 2) of each head."""
     tolerance = float(np.sqrt(max(np.finfo(w.dtype).eps for w in (layer.W_Q, layer.W_O))))
-    keys = sets[:, 0] // (layer.n_heads // layer.kv_heads)
+    keys = sets[:, 0] // layer.group_size
     weights = ((layer.W_O, sets), (layer.W_Q, sets), (layer.W_K, keys), (layer.W_V, keys))
 
     def entries(tied: Array) -> Array:

@@ -229,7 +229,7 @@ def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
     for heads, writers in writers_before_attention(model):
         names, weights = writer_names(heads, writers), _contrast(heads)
         pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
-        group = heads.layer.n_heads // heads.layer.kv_heads
+        group = heads.layer.group_size
         for kv_head in range(heads.layer.kv_heads):
             factors = query_key_factors(heads, writers, kv_head)
             for k, q in enumerate(factors.queries):

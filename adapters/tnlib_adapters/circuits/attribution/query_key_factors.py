@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.attribution.stream_writers import Writers
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 
@@ -50,19 +49,11 @@ def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> Que
 
     One group at a time bounds the memory: the factors of all heads would be as large as all writers twice.
     """
-    layer, group = heads.layer, heads.layer.n_heads // heads.layer.kv_heads
-    own = range(group * kv_head, group * (kv_head + 1))
-    projected = _project(heads, writers, own, kv_head)
-    q, k = projected[:-1], projected[-1]
-    if layer.latent_norm is not None:
-        q, k = layer.latent_norm.queries(q, heads.input), layer.latent_norm.keys(k, heads.input)
-    if layer.head_norm is not None:
-        norm = layer.head_norm
-        q = q * _norm_factors(q.sum(axis=1), norm.query, norm.eps)[:, None]
-        k = k * _norm_factors(k.sum(axis=0), norm.key, norm.eps)
-    if layer.rotary is not None:
-        positions = np.arange(len(heads.input))
-        q, k = layer.rotary.rotate(q, positions), layer.rotary.rotate(k, positions)
+    layer, x, group = heads.layer, heads.input, heads.layer.group_size
+    projected = _project(heads, writers, range(group * kv_head, group * (kv_head + 1)), kv_head)
+    q, k, positions = projected[:-1], projected[-1], np.arange(len(x))
+    q = layer.as_queries(q, x, positions, total=q.sum(axis=1, keepdims=True))
+    k = layer.as_keys(k, x, positions, total=k.sum(axis=0))
     return QueryKeyFactors(q * q.dtype.type(layer.scale), k)
 
 
@@ -99,12 +90,6 @@ def _constant(heads: FrozenHeads, weight: Array, biases: Array | None, head: int
     return constant if of_norm is None else np.asarray(constant + of_norm @ weight)  # [d] dh
 
 
-def _norm_factors(x: Array, weight: Array, eps: float) -> Array:
-    """Return the weights of RMSNorm over its divisors, for vectors x (..., d_head)."""
-    factors: Array = weight / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
-    return factors
-
-
 @dataclass(frozen=True, eq=False)
 class ScoreForm:
     """The bilinear form of one score: scale * x~_i query key^T x~_j^T, all divisors frozen.
@@ -124,30 +109,13 @@ class ScoreForm:
 
 def score_form(heads: FrozenHeads, head: int, query: int, key: int) -> ScoreForm:
     """Return the form of the score of one head between two positions."""
-    layer, kv_head = heads.layer, head // (heads.layer.n_heads // heads.layer.kv_heads)
-    sides = []
-    for position, index, weights, biases, is_query in (
-        (query, head, layer.W_Q, layer.b_Q, True),
-        (key, kv_head, layer.W_K, layer.b_K, False),
-    ):
-        weight = weights[index]
-        constant = _constant(heads, weight, biases, index)
-        x = heads.input[position]
-        vector = x @ weight + (0 if biases is None else biases[index])  # [d] dh
-        factors = _column_factors(layer, vector, x, is_query=is_query)
-        sides.append(np.vstack([weight, constant]) * factors)  # d~ dh
-    if layer.rotary is not None:
-        sides = [layer.rotary.rotate(side, at) for side, at in zip(sides, (query, key), strict=True)]
-    return ScoreForm(sides[0], sides[1], layer.scale)
-
-
-def _column_factors(layer: Attention, vector: Array, x: Array, *, is_query: bool) -> Array:
-    """Return what norms multiply the columns of one query or key (d_head,) of the input x (d_model,) with."""
-    factors = np.ones_like(vector)
-    if layer.latent_norm is not None:
-        divided = layer.latent_norm.queries if is_query else layer.latent_norm.keys
-        factors = divided(factors[None, None], x[None])[0, 0]
-    if layer.head_norm is not None:
-        weight = layer.head_norm.query if is_query else layer.head_norm.key
-        factors = factors * _norm_factors(factors * vector, weight, layer.head_norm.eps)
-    return factors
+    layer, kv_head = heads.layer, head // heads.layer.group_size
+    q = np.vstack([layer.W_Q[head], _constant(heads, layer.W_Q[head], layer.b_Q, head)])  # d~ dh
+    k = np.vstack([layer.W_K[kv_head], _constant(heads, layer.W_K[kv_head], layer.b_K, kv_head)])
+    x, y = heads.input[query], heads.input[key]
+    of_query, of_key = layer.with_bias("Q", head), layer.with_bias("K", kv_head)
+    return ScoreForm(
+        layer.as_queries(q, x, np.array(query), total=x @ of_query[:-1] + of_query[-1]),
+        layer.as_keys(k, y, np.array(key), total=y @ of_key[:-1] + of_key[-1]),
+        layer.scale,
+    )

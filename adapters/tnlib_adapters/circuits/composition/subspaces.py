@@ -281,7 +281,7 @@ def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Arra
     """Return bases as rows (head, d_head, d_model), padded with zeros to d_head, and their ranks (head,)."""
     bases, ranks = [], []
     for layer in layers:
-        shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+        shared = layer.group_size if side in "KV" else 1
         layer_bases = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
         for basis in layer_bases:
             rows = np.zeros((layer.d_head, layer.d_model), basis.dtype)
@@ -292,7 +292,7 @@ def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Arra
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
-    shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+    shared = layer.group_size if side in "KV" else 1
     w: Array = getattr(layer, f"W_{side}")[head // shared]
     columns = w.T if side == "O" else w  # d dh
     return span(columns - columns.mean(axis=0) if centred else columns)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.circuits.discovery.gated_heads import SIDES, GatedHeads, HeadValues
-from tnlib_adapters.reference.adjoints import feed_forward_adjoint, norm_adjoint
-from tnlib_adapters.reference.layers import Norm
+from tnlib_adapters.attention.softmax import library_of
+from tnlib_adapters.circuits.discovery.gated_heads import SIDES, GatedHeads
+from tnlib_adapters.circuits.discovery.gradients import differentiated
+from tnlib_adapters.reference.layers import Norm, normed
 from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
 
 
@@ -55,20 +57,19 @@ class Segment:
 
     def normed(self, stream: Array) -> Array:
         """Return the stream behind the norm at the end."""
-        return stream if self.norm is None else self.norm(stream)
-
-    def adjoint(self, stream: Array, grad: Array) -> Array:
-        """Return the gradient of the stream before the norm at the end."""
-        return grad if self.norm is None else norm_adjoint(self.norm, stream, grad)
+        return normed(self.norm, stream)
 
 
 class LayerValues(NamedTuple):
-    """Input of the readers of a layer, its values, and its output before and behind a norm."""
+    """Input of the readers of a layer, its output before and behind a norm, and its vector-Jacobian product, or None.
+
+    The last one takes the gradient of a loss by `written` to that by `reads`.
+    """
 
     reads: Array  # reader b n d
-    heads: HeadValues | None
     outputs: Array  # writer b n d
     written: Array
+    pull_back: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,40 +105,31 @@ class GatedLayer:
     def run(self, reads: Array) -> LayerValues:
         """Return what the layer writes if its readers receive `reads` (reader, b, n, d), or all (1, b, n, d)."""
         if self.heads is not None:
-            values = self.heads.values(self._by_side(reads))
-            outputs = self.heads.outputs(values)
-            return LayerValues(reads, values, outputs, self.heads.written(outputs))
-        x = reads if self.branch.before is None else self.branch.before(reads)
-        outputs = self.branch.layer(x)  # type: ignore[operator]
-        return LayerValues(reads, None, outputs, outputs if self.branch.behind is None else self.branch.behind(outputs))
+            outputs = self.heads.outputs(self._by_side(reads))
+            return LayerValues(reads, outputs, self.heads.written(outputs))
+        outputs = self.branch.layer(normed(self.branch.before, reads))  # type: ignore[operator]
+        return LayerValues(reads, outputs, normed(self.branch.behind, outputs))
+
+    def differentiate(self, reads: Array) -> LayerValues:
+        """Return what `run` returns, with gradients."""
+        written, pull_back = differentiated(lambda tensor: self.run(tensor).written, reads)
+        return LayerValues(reads, written, written, pull_back)
 
     def run_head(self, values: LayerValues, row: int, read: Array) -> Array:
         """Return what the layer writes if the reader in one row receives `read` (1, b, n, d) instead."""
         if self.heads is None:
             return self.run(read).written
         side, h = divmod(row - self.reader.rows.start, self.heads.n_heads)
-        single = slice(h, h + 1)
-        reads = self._by_side(values.reads)[:, single].copy()
+        by_side = self._by_side(values.reads)
+        reads = by_side[:, [0 if by_side.shape[1] == 1 else h]]  # a copy
         reads[side] = read
         outputs = values.outputs.copy()
-        outputs[single] = self.heads.outputs(self.heads.values(reads, single), single)
+        outputs[h : h + 1] = self.heads.single[h].outputs(reads)
         return self.heads.written(outputs)
-
-    def adjoint(self, values: LayerValues, grad: Array) -> Array:
-        """Return the gradients of what the readers receive from those of what the layer writes."""
-        if self.heads is not None and values.heads is not None:
-            of_outputs = self.heads.written_adjoint(values.outputs, grad)
-            of_sides = self.heads.adjoint(values.heads, of_outputs)
-            return of_sides.reshape(values.reads.shape)
-        before, behind = self.branch.before, self.branch.behind
-        grad = grad if behind is None else norm_adjoint(behind, values.outputs, grad)
-        x = values.reads if before is None else before(values.reads)
-        grad = feed_forward_adjoint(self.branch.layer, x, grad)  # type: ignore[arg-type]
-        return grad if before is None else norm_adjoint(before, values.reads, grad)
 
     def _by_side(self, reads: Array) -> Array:
         if len(reads) == 1:
-            return np.broadcast_to(reads, (len(SIDES), *reads.shape))  # side 1 b n d
+            return library_of(reads).broadcast_to(reads, (len(SIDES), *reads.shape))  # type: ignore[no-any-return]
         return reads.reshape(len(SIDES), -1, *reads.shape[1:])  # side h b n d
 
 

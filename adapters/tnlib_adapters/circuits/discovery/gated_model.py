@@ -13,7 +13,7 @@ are applied to the stream of every reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.discovery.ablation import Ablation
-from tnlib_adapters.circuits.discovery.gated_layers import LayerValues, Reader, gated_layers
+from tnlib_adapters.circuits.discovery.gated_layers import GatedLayer, LayerValues, Reader, gated_layers
+from tnlib_adapters.circuits.discovery.gradients import differentiated
 from tnlib_adapters.circuits.discovery.targets import Targets, targets_of
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.weights import Weights, as_weights
@@ -87,12 +88,13 @@ class GatedModel:
 
     def first_order(self, gates: Array) -> Array:
         """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative."""
-        values = self._forward(gates)
+        values = self._pass(self._matrix(gates), run=GatedLayer.differentiate)
         slopes, grads = np.zeros_like(values.gates), np.zeros_like(values.delta)
         self._read_adjoint(values, self._logits, self.targets.slope(values.final)[None], slopes, grads)
         for layer, layer_values in zip(reversed(self.layers), reversed(values.layers), strict=True):
-            grad = layer.adjoint(layer_values, grads[layer.writers])
-            self._read_adjoint(values, layer.reader, grad, slopes, grads)
+            if layer_values.pull_back is not None:
+                grad = layer_values.pull_back(grads[layer.writers])
+                self._read_adjoint(values, layer.reader, grad, slopes, grads)
         return -slopes[tuple(self.edges.T)]
 
     # ---------------------------------------------------------------------------------------------------------- edges
@@ -144,12 +146,17 @@ class GatedModel:
             self._latest = gates.copy(), self._pass(self._matrix(gates))
         return self._latest[1]
 
-    def _pass(self, gates: Array, embedded: Array | None = None) -> _Pass:
+    def _pass(
+        self,
+        gates: Array,
+        embedded: Array | None = None,
+        run: Callable[[GatedLayer, Array], LayerValues] = GatedLayer.run,
+    ) -> _Pass:
         start = self._embedded if embedded is None else embedded
         delta, layers = np.zeros((len(self.writers), *start.shape[1:]), start.dtype), []
         self._store(delta, slice(0, len(start)), start)
         for layer in self.layers:
-            layers.append(layer.run(self._streams(gates, layer.reader, delta)[-1]))
+            layers.append(run(layer, self._streams(gates, layer.reader, delta)[-1]))
             self._store(delta, layer.writers, layers[-1].written)
         return _Pass(gates, delta, layers, self._streams(gates, self._logits, delta)[-1][0])
 
@@ -194,7 +201,7 @@ class GatedModel:
         streams = self._streams(values.gates, reader, values.delta)
         for k in range(reader.segment, -1, -1):
             if k < reader.segment:
-                grad = self._segments[k].adjoint(streams[k], grad)
+                grad = differentiated(self._segments[k].normed, streams[k])[1](grad)
             some = self._segments[k].before(reader.n_before)
             slopes[reader.rows, some] += np.tensordot(grad, values.delta[some], ((1, 2, 3), (1, 2, 3)))
             grads[some] += np.tensordot(values.gates[reader.rows, some], grad, ((0,), (0,)))  # w [reader] b n d

@@ -79,7 +79,7 @@ def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> 
         )
     streams = {"direct": forward.residuals[0]}  # b n d
     for number, layer in enumerate(layers):
-        group, patterns = layer.n_heads // layer.kv_heads, forward.patterns[number]  # b h n n
+        group, patterns = layer.group_size, forward.patterns[number]  # b h n n
         for name, s in list(streams.items()):
             before = "" if name == "direct" else f"{name} "
             for h in range(layer.n_heads):

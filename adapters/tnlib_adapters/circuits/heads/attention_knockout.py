@@ -69,7 +69,7 @@ def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: 
         left = np.where(blocked[first:], 0, patterns)
         sums = left.sum(axis=-1, keepdims=True)
         left = np.divide(left, sums, out=np.zeros_like(left), where=sums > 0)
-        changes = (left - patterns) @ layer.repeated(values.values)[:, 0] @ layer.W_O  # h m [n] [dh] d
+        changes = layer.head_outputs(left - patterns, values.values[:, 0])  # h m d
         written = values.written[0, first:]
         yield changes if behind is None else behind(written + changes) - behind(written)
 

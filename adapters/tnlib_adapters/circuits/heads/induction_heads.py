@@ -26,6 +26,7 @@ from tnlib._validate import as_array, as_count, as_real_dtype, as_rng
 from tnlib.interop import quimb
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.composition.head_pairs import compositions
 from tnlib_adapters.circuits.data_frames import data_frame
@@ -35,7 +36,6 @@ from tnlib_adapters.circuits.heads.attention_knockout import losses_without_atte
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
 from tnlib_adapters.circuits.heads.repeated_sequences import random_segments, segments_twice
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
-from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 

@@ -70,7 +70,7 @@ def path_losses(
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
-    >>> from tnlib_adapters.reference.layers import log_softmax
+    >>> from tnlib_adapters.attention.softmax import log_softmax
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:30], 2)

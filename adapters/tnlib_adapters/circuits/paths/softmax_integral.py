@@ -32,8 +32,8 @@ from tnlib import ArgumentError
 from tnlib._html import facts, heat_image, table
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_real
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.circuits.data_frames import data_frame
-from tnlib_adapters.reference.layers import softmax
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
 _MOST = 5e6  # numbers of one array of a chunk of rows
@@ -206,9 +206,9 @@ def _through_mean_derivative(
 def _weights(scores: Array, mask: Array, softcap: float | None) -> tuple[Array, Array]:
     """Return attention weights, and the derivative of the soft cap."""
     if softcap is None:
-        return softmax(np.where(mask, scores, -np.inf)), np.ones(())
+        return softmax(scores, mask), np.ones(())
     t = np.tanh(scores / softcap)
-    return softmax(np.where(mask, softcap * t, -np.inf)), 1 - t * t
+    return softmax(softcap * t, mask), 1 - t * t
 
 
 def _ranges(scores: Array, mask: Array) -> Array:

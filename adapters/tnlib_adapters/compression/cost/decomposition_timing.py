@@ -73,7 +73,7 @@ def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> 
     if row.unit != "layer" or not shapes.layers:
         return 0.0
     ratio = _reduction((sizes.d_model, sizes.n_heads * sizes.d_head), _LARGEST)
-    per_group = sizes.n_heads // sizes.kv_heads
+    per_group = sizes.group_size
     kv_heads = max(1, round(sizes.kv_heads / ratio))
     small = Sizes(1, kv_heads * per_group, max(2, round(sizes.d_model / ratio)), kv_heads, sizes.d_head, sizes.d_value)
     weights = {
