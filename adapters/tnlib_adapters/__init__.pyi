@@ -15,9 +15,6 @@ from .checkpoints.checkpoint import open_model as open_model
 from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
-from .compression.adapter.extract_adapter import Adapter as Adapter
-from .compression.adapter.extract_adapter import extract_adapter as extract_adapter
-from .compression.compare.by_layer import compare as compare
 from .compression.compress import compress as compress
 from .compression.cost.estimate import Cost as Cost
 from .compression.cost.estimate import estimate_cost as estimate_cost
