@@ -14,8 +14,8 @@ from typing import Any, Literal
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture
 from tnlib_adapters.architectures.architecture import Routing as Routing
-from tnlib_adapters.architectures.attention_sizes import Sizes
-from tnlib_adapters.architectures.rope import Frequencies
+from tnlib_adapters.architectures.grouped_heads import Sizes
+from tnlib_adapters.architectures.rope_scaling import Frequencies
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from tnlib import ArgumentError, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention_weights import AttentionWeights
-from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.attention.loaded_module import module_arguments
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.layer_arguments import module_arguments
 from tnlib_adapters.attention.query_key import PositionParts, form, forms, position_parts
 from tnlib_adapters.attention.validation import as_distance, as_distances, as_index
 
@@ -312,12 +312,11 @@ class Attention(AttentionWeights):
     def _head(self, method: str, head: int) -> tuple[int, int]:
         """Return the indices of the query head and of its key head."""
         head = as_index(f"Attention.{method}", "head", head, self.n_heads)
-        return head, head // self.group_size
+        return head, self.kv_head(head)
 
     def _group(self, method: str, kv_head: int) -> range:
         """Return the query heads of a key head."""
-        first = self.group_size * as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads)
-        return range(first, first + self.group_size)
+        return self.query_heads(as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads))
 
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)

@@ -18,7 +18,8 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
-from tnlib_adapters.attention.frozen.layer import as_patterns
+from tnlib_adapters.architectures.grouped_heads import GroupedHeads
+from tnlib_adapters.attention.frozen_attention import as_patterns
 from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
@@ -29,7 +30,7 @@ _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionWeights:
+class AttentionWeights(GroupedHeads):
     """Weights per head, acting on rows: the fields of `Attention`, and its forward pass."""
 
     W_Q: Array
@@ -86,23 +87,14 @@ class AttentionWeights:
         return f"Attention({sizes}{more})"
 
     @property
-    def n_heads(self) -> int:
+    def n_heads(self) -> int:  # type: ignore[override]
         """Number of query heads."""
         return len(self.W_Q)
 
     @property
-    def kv_heads(self) -> int:
+    def kv_heads(self) -> int:  # type: ignore[override]
         """Number of key and value heads."""
         return len(self.W_K)
-
-    @property
-    def group_size(self) -> int:
-        """Number of query heads that share a key and value head (grouped-query attention)."""
-        return self.n_heads // self.kv_heads
-
-    def repeated(self, a: Array) -> Array:
-        """Return an array of key or value heads (kv_heads, ...) with one entry for every query head, (heads, ...)."""
-        return a if self.group_size == 1 else np.repeat(a, self.group_size, axis=0)
 
     def with_bias(self, letter: str, head: int | slice = slice(None)) -> Array:
         """Return [W; b] of the projection "Q", "K" or "V" of a head, (d_model + 1, d_head), or of all heads.

@@ -13,7 +13,7 @@ from tnlib._html import facts, squares
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.architectures.architecture import Architecture
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention

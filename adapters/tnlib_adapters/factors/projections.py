@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.attention_sizes import Sizes as Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
 from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring, Wiring
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS

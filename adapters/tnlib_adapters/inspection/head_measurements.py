@@ -17,8 +17,7 @@ from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.gauge.scores import Columns
+from tnlib_adapters.attention.head_gauge import Columns
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import (
     Compositions,
@@ -34,9 +33,10 @@ from tnlib_adapters.circuits import (
     repeat_scores,
     subspace_overlaps,
 )
-from tnlib_adapters.circuits.head_names import Kind
+from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.attention.loaded_module import wire_model
+from tnlib_adapters.attention.layer_arguments import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
 from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory

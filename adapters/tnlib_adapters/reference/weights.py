@@ -22,9 +22,8 @@ from tnlib_adapters.architectures.wiring import (
 )
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
-from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import Padding, PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding, normed
+from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Experts, FeedForward, Norm, Unembedding, normed
 
 Shape = tuple[int | None, ...]
 

@@ -251,7 +251,7 @@ def _value_bias(checkpoint: Checkpoint, attention: AttentionWiring, name: str) -
     """Return the new value bias or output bias."""
     sizes = attention.sizes
     was = take_apart(attention, lambda tensor: wide(checkpoint, tensor))
-    per_head = was.biases["v"].reshape(sizes.kv_heads, -1).repeat(sizes.group_size, axis=0)
+    per_head = sizes.repeated(was.biases["v"].reshape(sizes.kv_heads, -1))
     biases = {
         "v": np.zeros_like(was.biases["v"]),
         "o": was.biases["o"] + per_head.reshape(-1) @ was.weights["o"],  # [h dh] d

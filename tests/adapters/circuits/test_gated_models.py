@@ -11,7 +11,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits import Ablation, EdgeEffects, edge_effects, find_circuit
-from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights

@@ -24,7 +24,7 @@ from tnlib_adapters.circuits import (
     split_stream,
     toy_induction,
 )
-from tnlib_adapters.circuits.discovery.targets import targets_of
+from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.induction_heads import Induction
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets

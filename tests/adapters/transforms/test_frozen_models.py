@@ -9,11 +9,11 @@ import pytest
 from oracles import assert_close, normal, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, FrozenAttention, FrozenModel, builtin_path, circuits, freeze, open_checkpoint
-from tnlib_adapters.reference.activations import ACTIVATIONS
+from tnlib_adapters.frozen.frozen_feed_forward import FrozenFeedForward
+from tnlib_adapters.frozen.frozen_model import linear_part
+from tnlib_adapters.reference.layers import ACTIVATIONS
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
-from tnlib_adapters.transforms.frozen_feed_forward import FrozenFeedForward
-from tnlib_adapters.transforms.frozen_model import linear_part
 
 models = pytest.importorskip("transformers_models")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.discovery.targets import Targets
+from tnlib_adapters.circuits.discovery.target_loss import Targets
 from tnlib_adapters.reference.key_value_cache import CachedAttention, run_last_positions
 from tnlib_adapters.reference.weights import Block, Weights
 

@@ -23,8 +23,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
-from tnlib_adapters.circuits.arguments import as_directions, as_kind, check_self_attention
-from tnlib_adapters.circuits.head_names import Kind
+from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
 from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.weights import read_weights

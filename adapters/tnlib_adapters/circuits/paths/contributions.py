@@ -23,10 +23,9 @@ from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.frozen.stack import FrozenStack
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
+from tnlib_adapters.frozen.frozen_stack import FrozenStack, Head
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,6 @@ import numpy as np
 from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.frozen.stack import FrozenStack
 from tnlib_adapters.circuits.paths.contributions import (
     Layer,
     forward_by_order,
@@ -21,6 +19,7 @@ from tnlib_adapters.circuits.paths.contributions import (
     padded,
     path_arguments,
 )
+from tnlib_adapters.frozen.frozen_stack import FrozenStack, Head
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
 from tnlib_adapters.compression.methods.components import components, is_large

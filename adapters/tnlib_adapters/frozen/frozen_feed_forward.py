@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.frozen.frozen_heads import FrozenNorm
 from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, rows_product
 from tnlib_adapters.reference.weights import Branch
-from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
 LocalMap = Literal["secant", "jacobian"]
 

@@ -1,18 +1,51 @@
-"""Cross-entropy and KL divergence of the predictions at some positions, with gradients of the final stream."""
+"""Loss on target tokens, cross-entropy or KL divergence, and gradients by the automatic differentiation of torch.
+
+The forward passes of `reference` and of `AttentionWeights` accept tensors of torch as the stream: what torch
+differentiates is the numpy forward pass itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib._validate import import_optional
 from tnlib_adapters.attention.softmax import like, log_softmax
-from tnlib_adapters.circuits.discovery.gradients import differentiated
 from tnlib_adapters.reference.layers import Norm, Unembedding, normed
 from tnlib_adapters.reference.model import check_mask
 from tnlib_adapters.reference.weights import Weights
+
+
+def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return function(x), and its vector-Jacobian product: from the gradient of a loss by function(x) to that by x.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pull_back = differentiated(lambda x: x**2, np.array([1.0, 3.0]))  # doctest: +SKIP
+    >>> value, pull_back(np.ones(2))  # doctest: +SKIP
+    (array([1., 9.]), array([2., 6.]))
+    """
+    torch = import_optional("gradients of circuits", "torch", "torch")
+    at = torch.tensor(x, requires_grad=True)
+    value: Any = function(at)
+
+    def pull_back(grad: Array) -> Array:
+        (found,) = torch.autograd.grad(value, at, torch.tensor(grad))
+        gradient: Array = found.numpy()
+        return gradient
+
+    return value.detach().numpy(), pull_back
 
 
 @dataclass(frozen=True, eq=False)
