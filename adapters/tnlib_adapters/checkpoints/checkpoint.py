@@ -208,14 +208,14 @@ class Checkpoint:
         """Read only the weights and biases of one head."""
         attention, tensors, everything = self.wiring.layers[layer].attention, self.folder.tensors, slice(None)
         arrays: dict[str, Any] = {}
-        for held, linear in attention.projections.items():
-            for name in held:
-                own = columns_of_head(attention, held, name, head)
+        for names, linear in attention.projections.items():
+            for name in names:
+                columns = columns_of_head(attention, names, name, head)
                 heads_first = (linear.stored == "out_in") != (name == "o")
-                part = tensors[linear.weight].read_part((own, everything) if heads_first else (everything, own))
+                part = tensors[linear.weight].read_part((columns, everything) if heads_first else (everything, columns))
                 arrays[f"W_{name.upper()}"] = linear.on_rows(part)[None]
                 if name != "o" and linear.bias:
-                    arrays[f"b_{name.upper()}"] = tensors[linear.bias].read_part((own,))[None]
+                    arrays[f"b_{name.upper()}"] = tensors[linear.bias].read_part((columns,))[None]
         return arrays
 
     def _get(self, name: str) -> Array | None:

@@ -21,7 +21,7 @@ from tnlib_adapters.frozen.frozen_feed_forward import FrozenFeedForward, LocalMa
 from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm, freeze_heads
 from tnlib_adapters.frozen.frozen_stack import FrozenPaths, FrozenStack
 from tnlib_adapters.reference.layers import Norm, Unembedding
-from tnlib_adapters.reference.weights import Block, Weights, as_weights, named_blocks
+from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights, named_blocks
 
 _MOST_CELLS = 48  # rows of a pattern in a picture of all heads
 
@@ -48,7 +48,7 @@ class FrozenBlock:
         The layers at the one position of `previous`; None to freeze them on its stream.
     """
 
-    block: Block
+    block: ResidualBlock
     names: tuple[str, ...]
     local_map: LocalMap
     previous: FrozenBlock | Array

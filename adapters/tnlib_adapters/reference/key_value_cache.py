@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.reference.weights import Block
+from tnlib_adapters.reference.weights import ResidualBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class CachedAttention:
 
 
 def run_last_positions(
-    block: Block, x: Array, first: int = 0, cache: list[CachedAttention] | None = None
+    block: ResidualBlock, x: Array, first: int = 0, cache: list[CachedAttention] | None = None
 ) -> tuple[Array, list[CachedAttention]]:
     """Return the stream (variants, m, d_model) behind a block, and its attention layers.
 

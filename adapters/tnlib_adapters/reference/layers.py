@@ -222,7 +222,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Experts:
+class MixtureOfExperts:
     """Mixture of experts: the weighted sum of `n_chosen` experts, plus a shared one that reads all positions.
 
     `correction` (experts,) is added to the scores for the choice of experts, not to their weights.

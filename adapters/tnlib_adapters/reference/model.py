@@ -15,7 +15,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import normed
-from tnlib_adapters.reference.weights import Block, Weights, as_weights
+from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights
 
 _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
 
@@ -126,7 +126,7 @@ class _Record(NamedTuple):
     outputs: list[Array]
 
 
-def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _Record) -> Array:
+def _through(blocks: Sequence[ResidualBlock], x: Array, memory: Array | None, record: _Record) -> Array:
     """Return the stream (batch, n, d_model) after these blocks, which record their attention."""
 
     def attend_and_record(layer: Attention, read: Array) -> Array:

@@ -232,7 +232,7 @@ def _fold_value_biases(checkpoint: Checkpoint, done: list[str], left: list[str])
     changes: Changes = {}
     layers = 0
     for layer in checkpoint.wiring.layers:
-        bias_of = {name: linear.bias for held, linear in layer.attention.projections.items() for name in held}
+        bias_of = {name: linear.bias for names, linear in layer.attention.projections.items() for name in names}
         values, output = bias_of.get("v"), bias_of["o"]
         if values is None:
             continue

@@ -187,8 +187,8 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
     checked = weights.embedding.check("stream_basis", tokens, weights.context)
     stream = np.concatenate([x.reshape(-1, d) for x in run(weights, checked).residuals])  # (layer position) d
     centred = any(norm.kind == "layer" for norm in read_stream(model).norms)
-    frame = _complement_of_ones(d) if centred else np.eye(d)
-    activations = stream @ frame
+    basis = _complement_of_ones(d) if centred else np.eye(d)
+    activations = stream @ basis
     moments = activations.T @ activations
     axes = leading_eigenvectors(moments, moments.shape[0])
     in_axes = activations @ axes  # (layer position) k
@@ -198,7 +198,7 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
             f"stream_basis: tokens must span all {d} directions of the stream, got streams of rank about "
             f"{int((sizes > _RESOLVED * sizes.max()).sum())}; pass more text."
         )
-    rotation = frame @ (axes * leading_phases(in_axes)) @ frame.T
+    rotation = basis @ (axes * leading_phases(in_axes)) @ basis.T
     return np.asarray(rotation + 1.0 / d if centred else rotation)  # the projector on ones has entries 1 / d
 
 

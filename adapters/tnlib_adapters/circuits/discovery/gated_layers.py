@@ -137,7 +137,7 @@ class LayerValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GatedLayer:
-    """An attention or feed-forward layer with its norms, the rows of its readers and the places of its writers."""
+    """An attention or feed-forward layer with its norms, the rows of its readers and the numbers of its writers."""
 
     name: str
     branch: Branch

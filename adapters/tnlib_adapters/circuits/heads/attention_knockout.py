@@ -10,7 +10,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.discovery.target_loss import Targets
 from tnlib_adapters.reference.key_value_cache import CachedAttention, run_last_positions
-from tnlib_adapters.reference.weights import Block, Weights
+from tnlib_adapters.reference.weights import ResidualBlock, Weights
 
 
 def losses_without_attention(weights: Weights, targets: Targets, blocked: Array) -> tuple[Array, Array]:
@@ -61,7 +61,7 @@ def _first_changed(weights: Weights, blocked: Array) -> int:
     return int(queries[0]) if len(queries) else len(blocked) - 1
 
 
-def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: int) -> Iterator[Array]:
+def _changes(block: ResidualBlock, cache: list[CachedAttention], blocked: Array, first: int) -> Iterator[Array]:
     """Yield for every attention layer of a block what each of its heads, knocked out, adds to the stream, (h, m, d)."""
     layers = [(branch.layer, branch.behind) for branch in block.branches if isinstance(branch.layer, Attention)]
     for (layer, behind), values in zip(layers, cache, strict=True):
@@ -75,9 +75,9 @@ def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: 
 
 
 def _behind(
-    block: Block, before: Array, after: Array, change: Array, first: int, cache: list[CachedAttention]
+    block: ResidualBlock, before: Array, after: Array, change: Array, first: int, cache: list[CachedAttention]
 ) -> Array:
     """Return the stream (h, m, d) behind a block whose layers add `change` (h, m, d) to what they write."""
     if block.after is None:
         return after + change
-    return block.after(run_last_positions(Block(block.branches, None), before, first, cache)[0] + change)
+    return block.after(run_last_positions(ResidualBlock(block.branches, None), before, first, cache)[0] + change)

@@ -12,7 +12,7 @@ from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.circuits.paths.contributions import (
-    Layer,
+    ConcatenatedHeads,
     forward_by_order,
     heads_of,
     longest_order,
@@ -113,7 +113,7 @@ def _number(loss: Callable[[Array], float], stream: Array) -> float:
     return float(value)
 
 
-def _through(layers: list[Layer], number: int, values: list[Array]) -> Array:
+def _through(layers: list[ConcatenatedHeads], number: int, values: list[Array]) -> Array:
     """Return the addition of every head of a layer to the last stream, directly and through later layers, (h, n, d)."""
     layer = layers[number]
     s = np.stack([v @ layer.out[columns] for v, columns in zip(values, layer.head_columns, strict=True)])  # h n [r] d
