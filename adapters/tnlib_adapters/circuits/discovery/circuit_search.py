@@ -295,6 +295,8 @@ def find_circuit(
         If `by` is "attribution" or "gradient" for the KL divergence, which has no first-order effects, the model has no
         unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or
         `loss_increase` < 0.
+    ModuleNotFoundError
+        If `by` is "attribution", "integrated" or "gradient", which need gradients, and torch is not installed.
 
     References
     ----------

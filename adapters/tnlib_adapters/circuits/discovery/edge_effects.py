@@ -157,6 +157,8 @@ def edge_effects(
     ------
     ArgumentError
         If the model has no unembedding, or tokens or mask have wrong shapes.
+    ModuleNotFoundError
+        If torch, which computes the gradients, is not installed.
 
     References
     ----------

@@ -36,7 +36,7 @@ def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array,
     >>> value, pull_back(np.ones(2))  # doctest: +SKIP
     (array([1., 9.]), array([2., 6.]))
     """
-    torch = import_optional("gradients of circuits", "torch", "torch")
+    torch = import_optional("the gradient of a circuit", "torch", "torch")
     at = torch.tensor(x, requires_grad=True)
     value: Any = function(at)
 
