@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import importlib
 import math
@@ -24,6 +25,7 @@ _CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyt
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
+_SMALL = 1 << 12  # entries of an array whose sum of squares is computed faster than a test of every entry
 
 
 def to_numpy(function: str, parameter: str, x: Any) -> Array:
@@ -40,6 +42,7 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
         )
     try:
         if hasattr(x, "resolve_conj"):  # a torch tensor
+            refuse_without_entries(function, parameter, x)
             x = x.detach().cpu().resolve_conj().resolve_neg()
             x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)
@@ -51,6 +54,17 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
             f"convert ({problem}); {advice_for(x, 'pass a numpy array')}."
         ) from None
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
+
+
+def refuse_without_entries(function: str, parameter: str, x: Any) -> None:
+    """Raise where `x` is a tensor of torch that does not store every entry."""
+    layout = str(getattr(x, "layout", "torch.strided")).rpartition(".")[2]
+    if layout != "strided" or getattr(x, "is_meta", False):
+        kind = f"a {layout} one" if layout != "strided" else "one on the meta device"
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a dense tensor with entries, got {kind}; pass .to_dense() of it, or load "
+            "it first."
+        )
 
 
 def is_other_array(x: Any) -> bool:
@@ -101,6 +115,8 @@ def _as_native(function: str, parameter: str, a: Array) -> Array:
 
 def refuse_infinite(function: str, parameter: str, a: Array) -> None:
     """Raise where `a` holds NaN or inf, and name the index of the first one."""
+    if a.size <= _SMALL and cmath.isfinite(np.vdot(a, a)):
+        return
     if not np.isfinite(a).all():
         index = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
         raise ArgumentError(

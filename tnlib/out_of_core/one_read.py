@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, is_other_array
-from tnlib.linalg.array_namespace import as_other_array, to_host
 from tnlib.linalg.scaling import largest, shift
 from tnlib.out_of_core.array_source import ArraySource, Tile, is_sliced
 from tnlib.out_of_core.dask_source import source_of
@@ -41,7 +41,7 @@ class OneRead:
     def __init__(self, function: str, parameter: str, x: Any, memory: Any) -> None:
         self.function, self._parameter, self.limit = function, parameter, as_memory(function, memory)
         if is_other_array(x):  # copied from its device; the sketches are computed on the host
-            x = to_host(as_other_array(function, parameter, x))
+            x = as_numbers(function, parameter, to_host(x))
         if isinstance(x, SlabStream):
             self._x: SlabStream | ArraySource = x
         else:

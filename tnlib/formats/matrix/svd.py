@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tnlib._array_api import astype, contiguous, dtype_of, permute, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._format import Format, as_stored, refuse_too_large, set_fields
+from tnlib._format import Format, as_stored, numpy_arrays, refuse_too_large, set_fields, with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_flag, as_legs, as_max_rank, as_rtol
@@ -21,7 +22,6 @@ from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd_one_pass import svd_one_pass
 from tnlib.formats.matrix.svd_out_of_core import svd_of_source
-from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
@@ -179,12 +179,13 @@ class SVD(Format):
     left: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        u, vh = (as_stored("SVD", name, a) for name, a in (("u", self.u), ("vh", self.vh)))
-        s = as_stored("SVD", "s", self.s, ndim=1)
-        if u.ndim < 2 or vh.ndim < 2 or not u.shape[-1] == len(s) == len(vh):
+        refuse_different_libraries("SVD", (self.u, self.s, self.vh))
+        u, vh = (as_stored("SVD", name, a, any_library=True) for name, a in (("u", self.u), ("vh", self.vh)))
+        s = as_stored("SVD", "s", self.s, ndim=1, any_library=True)
+        if u.ndim < 2 or vh.ndim < 2 or not u.shape[-1] == s.shape[0] == vh.shape[0]:
             raise ArgumentError(
-                f"SVD: u (..., r), s (r,) and vh (r, ...) must share r, got shapes {u.shape}, {s.shape} and "
-                f"{vh.shape}; truncate all three alike."
+                f"SVD: u (..., r), s (r,) and vh (r, ...) must share r, got shapes {tuple(u.shape)}, "
+                f"{tuple(s.shape)} and {tuple(vh.shape)}; truncate all three alike."
             )
         ndim = u.ndim + vh.ndim - 2
         left = tuple(range(u.ndim - 1)) if self.left is None else as_legs("SVD", "left", self.left, ndim)
@@ -213,13 +214,13 @@ class SVD(Format):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense array, legs in their original order."""
-        sizes = self.u.shape[:-1] + self.vh.shape[1:]
+        sizes = (*self.u.shape[:-1], *self.vh.shape[1:])
         return tuple(sizes[k] for k in self._positions)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The one rank, (r,)."""
-        return self.s.shape
+        return tuple(self.s.shape)
 
     def _part(self, *, imaginary: bool) -> SVD:
         """Return the SVD of one part of u s vh, by its factors: the rank doubles, or is the smaller side."""
@@ -232,11 +233,13 @@ class SVD(Format):
     def full(self) -> Array:
         """Contract to the dense array, legs in their original order."""
         refuse_too_large(self)
-        rank = len(self.s)
-        flat = (self.u.reshape(-1, rank) * self.s) @ self.vh.reshape(rank, -1)  # (left ...) [r] (right ...)
-        out = flat.reshape(self.u.shape[:-1] + self.vh.shape[1:])
-        return np.ascontiguousarray(out.transpose(self._positions))
+        rank = self.s.shape[0]
+        rows = reshape(self.u, (-1, rank)) * astype(self.s, dtype_of(self.u))
+        flat = rows @ reshape(self.vh, (rank, -1))  # (left ...) [r] (right ...)
+        out = reshape(flat, (*self.u.shape[:-1], *self.vh.shape[1:]))
+        return contiguous(permute(out, [int(k) for k in self._positions]))  # type: ignore[no-any-return]
 
+    @numpy_arrays
     def norm(self) -> float:
         """Frobenius norm: that of s, since u and vh are isometric."""
         return norm(self.s)

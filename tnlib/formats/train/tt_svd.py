@@ -17,10 +17,10 @@ from typing import Any
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
+from tnlib._format import with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_flag, as_max_rank, as_rtol
-from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
 from tnlib.formats.train.tt_svd_one_pass import tt_svd_one_pass

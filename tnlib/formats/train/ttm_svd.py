@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
-from tnlib._format import Format
+from tnlib._format import Format, with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_max_rank, as_rtol
-from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
+from tnlib._format import with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_flag, as_rtol, as_sizes_of_each
-from tnlib.formats.other_arrays import with_arrays_of
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
