@@ -41,6 +41,7 @@ LAYERS = [
     ["tnlib_adapters.checkpoints"],
     ["tnlib_adapters.transformers_plugin"],
     ["tnlib_adapters.reference", "tnlib_adapters.transforms", "tnlib_adapters.instrument"],
+    ["tnlib_adapters.frozen"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.inspection"],
     ["tnlib_adapters.demo"],

@@ -1,4 +1,4 @@
-r"""Attention between norms with patterns and divisors frozen, as an affine map of the residual stream.
+"""Attention between norms with patterns and divisors frozen, as an affine map of the residual stream.
 
 With C the projection that centres the features (the identity for RMSNorm), w and b the weight and bias of a norm and D
 its divisors, head h between a norm before (1) and a norm behind (2) is
@@ -18,10 +18,63 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.reference.layers import Norm, softmax
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import Branch
-from tnlib_adapters.transforms.frozen_norm import FrozenNorm
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """LayerNorm or RMSNorm with the divisors of one sequence: x -> centre(x) / divisors * weight + bias.
+
+    Parameters
+    ----------
+    norm
+        The norm.
+    divisors
+        (n, 1), one for every position.
+    """
+
+    norm: Norm
+    divisors: Array
+
+    @classmethod
+    def on(cls, norm: Norm, x: Array) -> FrozenNorm:
+        """Return a norm with its divisors for the stream x (n, d_model)."""
+        return cls(norm, norm.divisors(norm.centre(x)))
+
+    @classmethod
+    def of(cls, norm: Norm | None, x: Array) -> tuple[FrozenNorm | None, Array]:
+        """Return a norm with its divisors for the stream x (n, d_model), and its output; None and x for no norm."""
+        if norm is None:
+            return None, x
+        centred = norm.centre(x)
+        divisors = norm.divisors(centred)
+        return cls(norm, divisors), norm.scaled(centred, divisors)
+
+    def at(self, positions: slice) -> FrozenNorm:
+        """Return the norm at some positions."""
+        return FrozenNorm(self.norm, self.divisors[positions])
+
+    @property
+    def bias(self) -> Array | None:
+        """(d_model,), what is added at every position; None for RMSNorm."""
+        return self.norm.bias
+
+    def linear(self, x: Array) -> Array:
+        """Return the linear part for x (..., n, d_model)."""
+        y: Array = self.norm.centre(x) / self.divisors * self.norm.weight
+        return y
+
+    def adjoint(self, y: Array) -> Array:
+        """Return the adjoint of `linear` for y (..., n, d_model); centring is a symmetric projection."""
+        x: Array = self.norm.centre(y * self.norm.weight) / self.divisors
+        return x
+
+    def apply(self, x: Array) -> Array:
+        """Return the affine map of x (n, d_model): for the stream of the divisors, the output of the norm."""
+        y = self.linear(x)
+        return y if self.bias is None else y + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +127,7 @@ class FrozenHeads:
     def weights(self) -> Array:
         """(heads, n, n): attention weights over the divisors of the values, which are 1 without latent vectors."""
         norm = self.layer.latent_norm
-        return self.patterns if norm is None else self.patterns / norm.value_divisors(self.input)
+        return self.patterns if norm is None else self.patterns / norm.value_divisors(self.input)[:, 0]
 
     @cached_property
     def linear_values(self) -> Array:
@@ -150,12 +203,11 @@ class FrozenHeads:
 
     def _bias_values(self, bias: Array) -> Array:
         """Return the weighted values of a bias (kv_heads, d_value), (heads, n, d_value)."""
-        by_head = np.repeat(bias, self.layer.n_heads // self.layer.kv_heads, axis=0)
-        return np.asarray(self.weights.sum(axis=2, keepdims=True) * by_head[:, None])
+        return np.asarray(self.weights.sum(axis=2, keepdims=True) * self.layer.repeated(bias)[:, None])
 
 
 def freeze_heads(layer: Attention, branch: Branch, stream: Array) -> FrozenHeads:
     """Return an attention layer with the patterns and divisors of one stream (n, d_model)."""
     before, x = FrozenNorm.of(branch.before, stream)
-    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf)).astype(x.dtype, copy=False)
+    patterns = layer.patterns_of(layer.scores(x)).astype(x.dtype, copy=False)
     return FrozenHeads(layer, before, branch.behind, x, patterns, layer.weighted_values(patterns, x))

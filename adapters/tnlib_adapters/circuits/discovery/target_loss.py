@@ -1,17 +1,51 @@
-"""Cross-entropy and KL divergence of the predictions at some positions, with gradients of the final stream."""
+"""Loss on target tokens, cross-entropy or KL divergence, and gradients by the automatic differentiation of torch.
+
+The forward passes of `reference` and of `AttentionWeights` accept tensors of torch as the stream: what torch
+differentiates is the numpy forward pass itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.reference.adjoints import norm_adjoint
-from tnlib_adapters.reference.layers import Norm, Unembedding, log_softmax
+from tnlib._validate import import_optional
+from tnlib_adapters.attention.softmax import like, log_softmax
+from tnlib_adapters.reference.layers import Norm, Unembedding, normed
 from tnlib_adapters.reference.model import check_mask
 from tnlib_adapters.reference.weights import Weights
+
+
+def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return function(x), and its vector-Jacobian product: from the gradient of a loss by function(x) to that by x.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pull_back = differentiated(lambda x: x**2, np.array([1.0, 3.0]))  # doctest: +SKIP
+    >>> value, pull_back(np.ones(2))  # doctest: +SKIP
+    (array([1., 9.]), array([2., 6.]))
+    """
+    torch = import_optional("the gradient of a circuit", "torch", "torch")
+    at = torch.tensor(x, requires_grad=True)
+    value: Any = function(at)
+
+    def pull_back(grad: Array) -> Array:
+        (found,) = torch.autograd.grad(value, at, torch.tensor(grad))
+        gradient: Array = found.numpy()
+        return gradient
+
+    return value.detach().numpy(), pull_back
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +73,25 @@ class Targets:
 
     def loss_of_rows(self, rows: Array) -> float:
         """Return the loss of the target rows (t, d) alone."""
+        return float(self._loss(rows))
+
+    def _loss(self, rows: Array) -> Array:
         log_p = self.log_probabilities(rows)
         if self.reference is None:
-            return float(-np.take_along_axis(log_p, self._actual, axis=1).mean())
-        return float((np.exp(self.reference) * (self.reference - log_p)).sum() / len(log_p))
+            actual = self.tokens[self.counted]  # t, in the order of `at`
+            return -log_p[np.arange(len(actual)), actual].mean()  # type: ignore[no-any-return]
+        reference = like(self.reference, log_p)
+        divergences: Array = like(np.exp(self.reference), log_p) * (reference - log_p)
+        return divergences.sum() / len(log_p)  # type: ignore[no-any-return]
 
     def losses_of_rows(self, rows: Array, actual: Array) -> Array:
         """Return the cross-entropy of tokens (t,) as predicted by rows (t, d) of the final stream, (t,)."""
-        hidden = rows if self.final_norm is None else self.final_norm(rows)
+        hidden = normed(self.final_norm, rows)
         return self.unembed.log_partitions(hidden) - self.unembed.logits_of(hidden, actual)
 
     def log_probabilities(self, rows: Array) -> Array:
         """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""
-        return log_softmax(self.unembed(rows if self.final_norm is None else self.final_norm(rows)))
+        return log_softmax(self.unembed(normed(self.final_norm, rows)))
 
     def compared_with(self, stream: Array) -> Targets:
         """Return the same targets with the KL divergence from the predictions of a final stream (b, n, d)."""
@@ -65,21 +105,7 @@ class Targets:
 
     def slope_of_rows(self, rows: Array) -> Array:
         """Return the gradient of the loss with respect to the target rows, (t, d)."""
-        affine, cap = self.unembed.affine, self.unembed.cap
-        logits = self.unembed(rows if self.final_norm is None else self.final_norm(rows))
-        grad = np.exp(log_softmax(logits))  # t vocab
-        if self.reference is None:
-            grad[np.arange(len(grad)), self._actual[:, 0]] -= 1
-        else:
-            grad -= np.exp(self.reference)
-        if cap is not None:
-            grad *= 1 - (logits / cap) ** 2
-        of_hidden = np.asarray(grad @ affine.weight.T / len(grad))  # t [vocab] d
-        return of_hidden if self.final_norm is None else norm_adjoint(self.final_norm, rows, of_hidden)
-
-    @property
-    def _actual(self) -> Array:
-        return np.asarray(self.tokens[self.counted][:, None])  # t 1, in the order of `at`
+        return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
 
 
 def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:

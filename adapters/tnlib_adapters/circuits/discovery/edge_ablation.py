@@ -1,4 +1,4 @@
-r"""A language model with a gate on every edge of its residual stream, forward and backward.
+"""Ablation of edges: a language model with a gate on every edge of its residual stream, and what replaces its writers.
 
 Edges lead from a writer to a reader of the residual stream:
 
@@ -13,18 +13,96 @@ are applied to the stream of every reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
+from tnlib._validate import check_choice
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits.discovery.ablation import Ablation
-from tnlib_adapters.circuits.discovery.gated_layers import LayerValues, Reader, gated_layers
-from tnlib_adapters.circuits.discovery.targets import Targets, targets_of
+from tnlib_adapters.circuits.discovery.gated_layers import GatedLayer, LayerValues, Reader, gated_layers
+from tnlib_adapters.circuits.discovery.target_loss import Targets, differentiated, targets_of
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.weights import Weights, as_weights
+
+AblationKind = Literal["zero", "mean", "resample"]
+Metric = Literal["loss", "kl"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Ablation of edges and metric of its effect, for `find_circuit` and `edge_effects`.
+
+    Parameters
+    ----------
+    kind
+        Value that replaces an ablated writer. "zero": nothing. "mean": the mean of the writer over all given
+        tokens. "resample": the output of the writer on other tokens.
+    metric
+        "loss": the mean cross-entropy of the target tokens. "kl": the mean KL divergence of the predictions from those
+        of the whole model.
+    corrupted
+        For "resample", the other tokens, of the shape of the given ones. None: every sequence receives the outputs of
+        the next sequence of the batch.
+
+    Raises
+    ------
+    ArgumentError
+        If a name is unknown, or `corrupted` is given for another kind than "resample".
+
+    References
+    ----------
+    F. Zhang and N. Nanda, "Towards Best Practices of Activation Patching in Language Models" (2024).
+
+    Examples
+    --------
+    >>> Ablation("resample", metric="kl")
+    Ablation(kind='resample', metric='kl', corrupted=None)
+    """
+
+    kind: AblationKind = "zero"
+    metric: Metric = "loss"
+    corrupted: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (("kind", self.kind, AblationKind), ("metric", self.metric, Metric)):
+            check_choice("Ablation", name, value, get_args(choices))
+        if self.corrupted is not None and self.kind != "resample":
+            raise ArgumentError(
+                f"Ablation: corrupted must be None for kind={self.kind!r}, got other tokens; pass kind='resample'."
+            )
+
+    def corrupted_tokens(self, function: str, embedding: TokenEmbedding, tokens: Array) -> Array:
+        """Return the tokens (batch, n) of the other run."""
+        if self.corrupted is None:
+            if len(tokens) < 2:
+                raise ArgumentError(
+                    f"{function}: tokens must hold at least two sequences for kind='resample', got {len(tokens)}; pass "
+                    "more, or Ablation('resample', corrupted=tokens)."
+                )
+            return np.roll(tokens, -1, axis=0)
+        other = embedding.check(function, self.corrupted, None, "corrupted")
+        if other.shape != tokens.shape:
+            raise ArgumentError(
+                f"{function}: corrupted must have the shape of tokens, {tokens.shape}, got {other.shape}; align them."
+            )
+        return other
+
+
+def as_ablation(function: str, ablation: Any) -> Ablation:
+    """Return an `Ablation`, also for the name of its kind."""
+    if isinstance(ablation, Ablation):
+        return ablation
+    if not isinstance(ablation, str):
+        raise ArgumentTypeError(
+            f"{function}: ablation must be a name or an Ablation, got {type(ablation).__name__}; pass 'zero'."
+        )
+    check_choice(function, "ablation", ablation, get_args(AblationKind))
+    return Ablation(ablation)  # type: ignore[arg-type]
+
 
 _BIAS = ".bias"
 
@@ -87,12 +165,13 @@ class GatedModel:
 
     def first_order(self, gates: Array) -> Array:
         """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative."""
-        values = self._forward(gates)
+        values = self._pass(self._matrix(gates), run=GatedLayer.differentiate)
         slopes, grads = np.zeros_like(values.gates), np.zeros_like(values.delta)
         self._read_adjoint(values, self._logits, self.targets.slope(values.final)[None], slopes, grads)
         for layer, layer_values in zip(reversed(self.layers), reversed(values.layers), strict=True):
-            grad = layer.adjoint(layer_values, grads[layer.writers])
-            self._read_adjoint(values, layer.reader, grad, slopes, grads)
+            if layer_values.pull_back is not None:
+                grad = layer_values.pull_back(grads[layer.writers])
+                self._read_adjoint(values, layer.reader, grad, slopes, grads)
         return -slopes[tuple(self.edges.T)]
 
     # ---------------------------------------------------------------------------------------------------------- edges
@@ -144,12 +223,17 @@ class GatedModel:
             self._latest = gates.copy(), self._pass(self._matrix(gates))
         return self._latest[1]
 
-    def _pass(self, gates: Array, embedded: Array | None = None) -> _Pass:
+    def _pass(
+        self,
+        gates: Array,
+        embedded: Array | None = None,
+        run: Callable[[GatedLayer, Array], LayerValues] = GatedLayer.run,
+    ) -> _Pass:
         start = self._embedded if embedded is None else embedded
         delta, layers = np.zeros((len(self.writers), *start.shape[1:]), start.dtype), []
         self._store(delta, slice(0, len(start)), start)
         for layer in self.layers:
-            layers.append(layer.run(self._streams(gates, layer.reader, delta)[-1]))
+            layers.append(run(layer, self._streams(gates, layer.reader, delta)[-1]))
             self._store(delta, layer.writers, layers[-1].written)
         return _Pass(gates, delta, layers, self._streams(gates, self._logits, delta)[-1][0])
 
@@ -194,7 +278,7 @@ class GatedModel:
         streams = self._streams(values.gates, reader, values.delta)
         for k in range(reader.segment, -1, -1):
             if k < reader.segment:
-                grad = self._segments[k].adjoint(streams[k], grad)
+                grad = differentiated(self._segments[k].normed, streams[k])[1](grad)
             some = self._segments[k].before(reader.n_before)
             slopes[reader.rows, some] += np.tensordot(grad, values.delta[some], ((1, 2, 3), (1, 2, 3)))
             grads[some] += np.tensordot(values.gates[reader.rows, some], grad, ((0,), (0,)))  # w [reader] b n d

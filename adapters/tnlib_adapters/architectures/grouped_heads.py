@@ -1,15 +1,42 @@
-"""Sizes of attention in a config: layers, heads, widths."""
+"""Grouped-query attention: query heads that share key and value heads; sizes of attention in a config."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tnlib import FileFormatError
+from tnlib._typing import Array
 from tnlib_adapters.architectures.architecture import Architecture, Settings
 
 
+class GroupedHeads:
+    """Query heads in groups: those of one group share a key and value head."""
+
+    n_heads: int
+    kv_heads: int
+
+    @property
+    def group_size(self) -> int:
+        """Number of query heads that share a key and value head."""
+        return self.n_heads // self.kv_heads
+
+    def kv_head(self, head: int) -> int:
+        """Return the key and value head of a query head."""
+        return head // self.group_size
+
+    def query_heads(self, kv_head: int) -> range:
+        """Return the query heads of a key and value head."""
+        return range(kv_head * self.group_size, (kv_head + 1) * self.group_size)
+
+    def repeated(self, a: Array) -> Array:
+        """Return an array of key or value heads (kv_heads, ...) with one entry for every query head, (heads, ...)."""
+        return a if self.group_size == 1 else np.repeat(a, self.group_size, axis=0)
+
+
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(GroupedHeads):
     """Sizes of the attention layers of a model; a block of a decoder has two, its own and the one to the encoder.
 
     Without `kv_heads` there are as many as query heads, without `d_head` it is d_model / heads, without `d_value`, the

@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, rows_product
+from tnlib_adapters.frozen.frozen_heads import FrozenNorm
+from tnlib_adapters.reference.layers import Affine, FeedForward, MixtureOfExperts, rows_product
 from tnlib_adapters.reference.weights import Branch
-from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
 LocalMap = Literal["secant", "jacobian"]
 
@@ -79,13 +79,13 @@ class LocalFeedForward:
     def at(self, positions: Array) -> LocalFeedForward:
         """Return the map at some of all positions; `positions` of the result index them."""
         if self.positions is None:
-            rows, places = positions, None
+            rows, indices = positions, None
         else:
             rows = np.flatnonzero(np.isin(self.positions, positions))
-            places = np.searchsorted(positions, self.positions[rows])
+            indices = np.searchsorted(positions, self.positions[rows])
         by_position = self.down_bias is not None and self.down_bias.ndim == 2
         bias = self.down_bias[rows] if by_position and self.down_bias is not None else self.down_bias
-        return LocalFeedForward(tuple((m, slopes[rows]) for m, slopes in self.maps), self.down, bias, places)
+        return LocalFeedForward(tuple((m, slopes[rows]) for m, slopes in self.maps), self.down, bias, indices)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,7 +195,7 @@ class _LocalValues(NamedTuple):
 
 def _weighted_layers(layer: Any, x: Array) -> list[tuple[FeedForward, Array | None]]:
     """Return feed-forward layers with their weights (n,), None for weight 1 at all positions."""
-    if not isinstance(layer, Experts):
+    if not isinstance(layer, MixtureOfExperts):
         return [(layer, None)]
     weighted: list[tuple[FeedForward, Array | None]] = list(zip(layer.experts, layer.weights(x).T, strict=True))
     return weighted if layer.shared is None else [*weighted, (layer.shared, None)]
