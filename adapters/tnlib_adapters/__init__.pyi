@@ -1,9 +1,6 @@
 from . import circuits as circuits
 from .attention.attention import Attention as Attention
-from .attention.frozen.layer import FrozenAttention as FrozenAttention
-from .attention.frozen.residual_product import ResidualProduct as ResidualProduct
-from .attention.frozen.stack import FrozenPaths as FrozenPaths
-from .attention.frozen.stack import FrozenStack as FrozenStack
+from .attention.frozen_attention import FrozenAttention as FrozenAttention
 from .attention.norms import HeadNorm as HeadNorm
 from .attention.norms import LatentNorm as LatentNorm
 from .attention.query_key import PositionParts as PositionParts
@@ -15,27 +12,25 @@ from .checkpoints.checkpoint import open_model as open_model
 from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
-from .compression.adapter.extract_adapter import Adapter as Adapter
-from .compression.adapter.extract_adapter import extract_adapter as extract_adapter
-from .compression.compare.by_layer import compare as compare
 from .compression.compress import compress as compress
 from .compression.cost.estimate import Cost as Cost
 from .compression.cost.estimate import estimate_cost as estimate_cost
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
 from .data import builtin_path as builtin_path
+from .frozen.frozen_model import FrozenModel as FrozenModel
+from .frozen.frozen_model import freeze as freeze
+from .frozen.frozen_stack import FrozenPaths as FrozenPaths
+from .frozen.frozen_stack import FrozenStack as FrozenStack
+from .frozen.frozen_stack import ResidualProduct as ResidualProduct
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
 from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors
-from .transforms.freezing import freeze as freeze
-from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
-from .transforms.memory_edit import edit_memory as edit_memory
-from .transforms.memory_edit import feed_forward_keys as feed_forward_keys
 from .transforms.rotation import rotate as rotate
-from .transforms.stream_basis import stream_basis as stream_basis
+from .transforms.rotation import stream_basis as stream_basis
 
 __all__: list[str]

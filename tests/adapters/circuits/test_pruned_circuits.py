@@ -14,12 +14,12 @@ from oracles import assert_close, normal, refused
 from safetensors.numpy import save_file
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, open_checkpoint
+from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.discovery.circuit_search import Circuit
-from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
 
 HEADS = [f"{layer}.{head}" for layer in range(2) for head in range(4)]
@@ -200,7 +200,7 @@ def test_left_out_paths_are_subtracted(model: Checkpoint, text: tuple[np.ndarray
 def test_it_reads_as_a_table() -> None:
     found = Circuit("paths", ("0.3", "1.2"), np.array([0.5, 2.0]), ("direct",), np.array([0.3]), 0.25, 0.3)
     assert repr(found).splitlines()[0] == "2 of 3 paths, loss 0.300; with all of them 0.250"
-    assert repr(found).splitlines()[2].split() == ["1.2", "2.300"]
+    assert repr(found).splitlines()[2].split() == ["1.2", "2.000"]
     terms = replace(found, of="terms")
     assert repr(terms).startswith("2 of 3 terms and the softmax remainder, loss 0.300; with all of them 0.250")
 
