@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tnlib.linalg.array_namespace import namespace
 
 from tnlib._typing import Array
-from tnlib.linalg.array_namespace import namespace
 
 
 def library_of(x: Array) -> Any:
