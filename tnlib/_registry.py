@@ -23,6 +23,7 @@ _PROVIDERS = (
     "tnlib.formats.tucker",
     "tnlib.formats.cp",
     "tnlib.formats.matrix",
+    "tnlib.formats",
     "tnlib.interop.quimb",
 )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import cmath
 import contextlib
+import functools
 import importlib
 import math
 import numbers
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -388,3 +389,28 @@ def import_optional(function: str, module: str, package: str) -> Any:
         raise ModuleNotFoundError(
             f"{function} needs {package}, found no {error.name}; pip install {package}.", name=error.name
         ) from None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CAP, _TOLERANCE = ("max_rank", "rank"), ("rtol",)
+_OURS = dict.fromkeys(("max_bond", "chi_max", "rank", "ranks", "rmax"), _CAP) | dict.fromkeys(
+    ("cutoff", "eps", "tol", "rel"), _TOLERANCE
+)
+
+
+def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `function` with an error that names its own keyword where one of another library is passed."""
+    code = function.__code__
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ours = {name: next((k for k in known if k in own), None) for name, known in _OURS.items() if name not in own}
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() & ours.keys():
+            advice = f"pass {ours[name]}= instead" if ours[name] else "leave it out"
+            raise ArgumentTypeError(f"{function.__name__}: keywords must be those of tnlib, got {name}=; {advice}.")
+        return function(*args, **kwargs)
+
+    return run

@@ -25,9 +25,8 @@ from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, as_sizes_of_ea
 from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
-from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.randomized import standard_normal
 

@@ -6,9 +6,8 @@ from typing import TypeVar
 
 from tnlib._fit import Fit, report
 from tnlib._format import Format
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import require
-from tnlib._validate import as_max_rank, as_rtol
+from tnlib._validate import as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.linalg.threads import single_threaded_blas
 
 F = TypeVar("F", bound=Format)

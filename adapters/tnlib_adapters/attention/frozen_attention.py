@@ -17,7 +17,7 @@ from tnlib import ArgumentError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.drawing.diagram import Diagram, Leg, Node
-from tnlib.formats.matrix.diagram import kronecker_terms_diagram
+from tnlib.formats.diagrams import kronecker_terms_diagram
 
 _MOST = 3  # largest number of layers drawn one by one
 _DROP = 1.3  # distance from the stream down to the patterns

@@ -30,7 +30,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.matrix.balance import distribute, truncated_product_svd
+from tnlib.formats.matrix.low_rank import distribute, truncated_product_svd
 from tnlib.linalg.canonical_basis import equal_groups, equality_tolerance, group_basis_change, leading_phases
 from tnlib.linalg.scaling import column_exponents, norm, shift
 from tnlib.linalg.truncation import noise_level, numerical_rank

@@ -12,14 +12,12 @@ from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored
-from tnlib.formats.cp.als import Iterate, als, cp_residual, unit_columns
-from tnlib.formats.cp.constrained import CONSTRAINTS, constrained_cp
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
+from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
 from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
-from tnlib.formats.cp.normalization import normalize_components
+from tnlib.formats.cp.operations import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
 from tnlib.linalg.gram import gram
 from tnlib.linalg.multilinear import leading_eigenvectors

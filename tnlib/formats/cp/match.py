@@ -12,7 +12,7 @@ from tnlib._fit import wrong_type
 from tnlib._typing import Array
 from tnlib._validate import as_flag
 from tnlib.formats.cp.format import CP
-from tnlib.formats.cp.normalization import unit_components
+from tnlib.formats.cp.operations import unit_components
 from tnlib.linalg.canonical_basis import unit_phases
 
 

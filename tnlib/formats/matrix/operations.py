@@ -9,10 +9,8 @@ import numpy as np
 from tnlib._array_api import to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.matrix.balance import distribute, scaled_product_svd, truncated_product_svd
-from tnlib.formats.matrix.conversion import low_rank_to_train
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms, right_factors
-from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.matrix.low_rank import LowRank, distribute, scaled_product_svd, truncated_product_svd
 from tnlib.formats.matrix.matrix_sums import Factors, multiply_factors, rescale_terms
 from tnlib.formats.matrix.svd import SVD
 from tnlib.formats.train.format import TensorTrain
@@ -94,7 +92,9 @@ def kron_low_rank(a: LowRank, b: LowRank) -> LowRank:
 
 def outer_low_rank(a: LowRank, b: LowRank) -> TensorTrain:
     """Return the outer product, a train of the four factors with a bond of size 1 in the middle."""
-    return chain_trains(low_rank_to_train(a), low_rank_to_train(b))
+    return chain_trains(
+        TensorTrain([a.left[None], a.right[:, :, None]]), TensorTrain([b.left[None], b.right[:, :, None]])
+    )
 
 
 def kron_terms(a: KroneckerTerms, b: KroneckerTerms) -> KroneckerTerms:

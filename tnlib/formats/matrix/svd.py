@@ -14,11 +14,9 @@ from tnlib._array_api import astype, contiguous, dtype_of, permute, refuse_diffe
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format, as_stored, numpy_arrays, refuse_too_large, set_fields, with_arrays_of
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored
-from tnlib.formats.matrix.balance import scaled_product_svd
-from tnlib.formats.matrix.low_rank import LowRank
+from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
+from tnlib.formats.matrix.low_rank import LowRank, scaled_product_svd
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift

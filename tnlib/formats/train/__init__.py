@@ -1,17 +1,12 @@
 """Tensor trains (matrix product states) and TT-matrices (matrix product operators)."""
 
-import lazy_loader
-
 from tnlib._registry import register
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 _SHARED = {
     "round": "tnlib.formats.train.round:round_train",
     "inner": "tnlib.formats.train.operations:inner_trains",
     "entries": "tnlib.formats.train.operations:train_entries",
     "canonical_form": "tnlib.formats.train.round:canonical_train",
-    "diagram": "tnlib.formats.train.diagram:train_diagram",
 }
 
 register(
@@ -19,7 +14,7 @@ register(
     **_SHARED,
     kron="tnlib.formats.train.operations:kron_trains",
     outer="tnlib.formats.train.operations:chain_trains",
-    contract_vectors="tnlib.formats.train.contract:contract_vectors",
+    contract_vectors="tnlib.formats.train.operations:contract_vectors",
     to_TTMatrix="tnlib.formats.train.tt_matrix:as_column",
     to_Vidal="tnlib.formats.train.vidal:vidal",
 )
@@ -32,5 +27,4 @@ register(
 register(
     "tnlib.formats.train.vidal:Vidal",
     to_TensorTrain="tnlib.formats.train.vidal:Vidal.train",
-    diagram="tnlib.formats.train.diagram:vidal_diagram",
 )

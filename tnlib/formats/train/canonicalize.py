@@ -16,10 +16,9 @@ from tnlib._array_api import contiguous, reshape
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_position
-from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import T, TTMatrix
+from tnlib.formats.train.tt_matrix import T, TTMatrix, as_train
 from tnlib.linalg.canonical_basis import group_basis_change
 from tnlib.linalg.orthogonal import isometry_error, qr_positive
 from tnlib.linalg.scaling import Scaled, rescale

@@ -22,12 +22,11 @@ import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol
-from tnlib.formats.train.arguments import as_train
+from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import as_train
 from tnlib.linalg.scaling import norm, rescale
 from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.threads import single_threaded_blas

@@ -1,18 +1,20 @@
-"""Inner products, entries at many indices, Kronecker and outer products of trains."""
+"""Verbs of trains: inner, Kronecker and outer products, entries at many indices, contraction, concatenation."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tnlib._array_api import adjoint
-from tnlib._errors import ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib.formats.train.arguments import as_train
-from tnlib.formats.train.cores import attach_left, rows
+from tnlib._validate import as_list, as_position
+from tnlib.formats.train.cores import add_cores, attach_left, contract_fixed_legs, rows, with_common_exponent
 from tnlib.formats.train.format import TensorTrain, Train
-from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, refuse_unequal_legs
+from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
 from tnlib.linalg.scaling import Scaled, normalize_rows
 
 _BATCH = 1 << 20  # numbers in the rows that `train_entries` carries through a train
@@ -85,3 +87,91 @@ def chain_trains(a: T, b: T) -> T:
     dtype = np.result_type(a.dtype, b.dtype)
     cores = [core.astype(dtype, copy=False) for core in (*a.cores, *b.cores)]
     return a.from_sweep(cores, None, a.exponent + b.exponent).folded()
+
+
+def contract_vectors(t: TensorTrain, vectors: Mapping[int, Array]) -> Any:
+    """Return `t` with legs summed against vectors: a TensorTrain, or a `Scaled` number where no leg is left."""
+    parts = [np.tensordot(c, vectors[k], axes=([1], [0])) if k in vectors else c for k, c in enumerate(t.cores)]
+    cores, e = contract_fixed_legs(parts)  # l [n] r
+    if cores[0].ndim == 2:
+        return Scaled(cores[0], e + t.exponent)
+    return type(t).from_sweep(cores, None, e + t.exponent).folded()
+
+
+def contract_trains(a: TensorTrain, b: TensorTrain, legs: Sequence[int]) -> TensorTrain | TTMatrix | Scaled:
+    """Return two trains summed over the `legs` of `a`, ascending: as `tnlib.contract`, a `Scaled` for a number."""
+    d = len(a.cores)
+    partners: list[Array | None] = list(b.cores)
+    if len(b.cores) == len(legs) < d:
+        following = iter(b.cores)
+        partners = [next(following) if k in legs else None for k in range(d)]
+    cores, exponent = _sum_over_pairs(a.cores, partners, [k in legs for k in range(d)])
+    exponent += a.exponent + b.exponent
+    if cores[0].ndim == 2:
+        return Scaled(cores[0], exponent)
+    kind = TensorTrain if cores[0].ndim == 3 else TTMatrix
+    return kind.from_products(cores, exponent)
+
+
+def _sum_over_pairs(a: Sequence[Array], b: Sequence[Array | None], summed: Sequence[bool]) -> tuple[list[Array], int]:
+    """Return the cores left of two trains when the legs `summed` of both are summed over, and their exponent.
+
+    Where `b` has None, the leg of `a` stays alone; where its leg is not summed, the core carries both legs.
+    """
+    cores: list[Array] = []
+    dtype = np.result_type(a[0], *(core for core in b if core is not None))
+    carry = Scaled(np.ones((1, 1, 1), dtype))  # contracted legs since the last core: x la lb
+    fresh = False  # True directly after a core, where the carry is the identity on a pair of bonds
+    for x, y, contracted in zip(a, b, summed, strict=True):
+        if fresh:
+            pairs = carry.array.shape[1:]
+            carry = Scaled(np.eye(math.prod(pairs), dtype=dtype).reshape(-1, *pairs), carry.exponent)
+        half = np.tensordot(carry.array, x, axes=([1], [0]))  # x lb [la] n ra
+        if contracted and y is not None:
+            carry, fresh = carry.update(np.tensordot(half, y, axes=([1, 2], [0, 1]))), False  # x [lb n] ra rb
+            continue
+        if y is None:
+            both = half.transpose(0, 2, 3, 1)  # x n ra lb
+        else:
+            both = np.tensordot(half, y, axes=([1], [0])).transpose(0, 1, 3, 2, 4)  # x n m ra [lb] rb
+        cores.append(both.reshape(*both.shape[:-2], -1))
+        carry, fresh = Scaled(np.empty((0, *both.shape[-2:]), dtype), carry.exponent), True
+    if not cores:
+        return [carry.array[:, :, 0]], carry.exponent
+    if not fresh:
+        cores[-1] = np.tensordot(cores[-1], carry.array.reshape(-1, 1), 1)  # x n m [(ra rb)] 1
+    return cores, carry.exponent
+
+
+def concatenate(trains: Sequence[TensorTrain], axis: int = 0) -> TensorTrain:
+    """Return trains concatenated along one leg, as numpy.concatenate does for arrays; ranks add up.
+
+    Parameters
+    ----------
+    trains
+        Trains whose other legs agree.
+    axis
+        The leg along which trains are concatenated; negative numbers count from the end.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> ones = tnlib.TensorTrain([np.ones((1, 2, 1))] * 2)
+    >>> tnlib.concatenate([ones, 5 * ones], axis=1).full()
+    array([[1., 1., 5., 5.],
+           [1., 1., 5., 5.]])
+    """
+    for j, train in enumerate(as_list("concatenate", "trains", trains, "trains")):
+        as_train("concatenate", f"train {j}", train, TensorTrain)
+    shape = trains[0].shape
+    axis = as_position("concatenate", "axis", axis, len(shape), "legs")
+    for j, train in enumerate(trains):
+        differ = [k for k, (n, m) in enumerate(zip(shape, train.shape, strict=False)) if n != m and k != axis]
+        if differ or train.ndim != len(shape):
+            where = f"leg {differ[0]}" if differ else "the number of legs"
+            raise ArgumentError(
+                f"concatenate: all legs but leg {axis} must agree, got shapes {shape} and {train.shape} of train {j}, "
+                f"which differ in {where}; slice or pad one of them."
+            )
+    terms, exponent = with_common_exponent([(train.cores, train.exponent) for train in trains])
+    return TensorTrain.from_sweep(add_cores(terms, stacked=axis), None, exponent).folded()

@@ -15,9 +15,9 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
-from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import as_train
 from tnlib.linalg.scaling import normalize_rows
 from tnlib.linalg.threads import single_threaded_blas
 

@@ -23,14 +23,12 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
-from tnlib._validate import as_max_rank, as_rng, as_rtol
-from tnlib.formats.train.arguments import as_train
+from tnlib._validate import as_max_rank, as_rng, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.cores import with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import right_canonicalize, train_budget, truncate_bonds
-from tnlib.formats.train.tt_matrix import T
+from tnlib.formats.train.tt_matrix import T, as_train
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import Scaled, largest, norm, shift

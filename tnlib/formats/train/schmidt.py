@@ -9,15 +9,13 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import Array
-from tnlib._validate import as_max_rank, as_real, as_rtol
-from tnlib.formats.train.arguments import as_bond, as_train
+from tnlib._validate import as_max_rank, as_real, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.canonicalize import move_center, scaled_bond_matrix
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.round import truncate_bonds
-from tnlib.formats.train.tt_matrix import T, TTMatrix
+from tnlib.formats.train.tt_matrix import T, TTMatrix, as_bond, as_train
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, norm, shift_in_range
 from tnlib.linalg.thin_svd import thin_svd

@@ -1,4 +1,4 @@
-"""TT-matrices (matrix product operators)."""
+"""TT-matrices (matrix product operators); trains, bonds and leg pairs as arguments of functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, TypeVar, overload
 
 from tnlib._array_api import reshape
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Operator, numpy_arrays, refuse_different_sizes, refuse_mixed_libraries, refuse_too_large
 from tnlib._typing import Array
+from tnlib._validate import as_integer, as_sizes
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.indexing import entry_of, flat_to_legs, parse_index
@@ -143,3 +145,46 @@ def split_legs(t: TensorTrain, row_shape: Sequence[int]) -> TTMatrix:
 def refuse_unequal_legs(name: str, a: TTMatrix, x: TTMatrix) -> None:
     """Raise where the column legs of `a` are not the row legs of `x`."""
     refuse_different_sizes(name, a.col_shape, x.row_shape, "column legs of the left one meet row legs of the right one")
+
+
+def as_train(function: str, parameter: str, t: object, *kinds: type, any_library: bool = False) -> Train:
+    """Return `t`, a train of one of `kinds`: by default, a TensorTrain or a TTMatrix.
+
+    Its cores are numpy arrays, or with `any_library` those of any library.
+    """
+    kinds = kinds or (TensorTrain, TTMatrix)
+    if not isinstance(t, Train) or not isinstance(t, kinds):
+        expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
+        raise wrong_type(function, parameter, expected, t, "decompose it first, for example with tnlib.tt_svd")
+    if not any_library:
+        refuse_other_arrays(function, parameter, t)
+    return t
+
+
+def as_bond(function: str, t: Train, bond: int) -> int:
+    """Return the number of a bond between two cores of `t`; bond k has size t.ranks[k], negative ones included."""
+    d = len(t.cores)
+    if d == 1:
+        raise ArgumentError(f"{function}: tt must have at least 2 cores, got 1; it has no bond to cut.")
+    k = as_integer(function, "bond", bond, "bond=1")
+    k = k + d + 1 if k < 0 else k
+    if not 1 <= k < d:
+        raise ArgumentError(
+            f"{function}: bond must lie between 1 and {d - 1}, or between {-d} and -2, got {bond}; bond k lies between "
+            "cores k - 1 and k."
+        )
+    return k
+
+
+def as_leg_pairs(
+    function: str, row_shape: Any, col_shape: Any, totals: Sequence[int | None] = (None, None)
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the row and column legs of a TT-matrix, equally many, whose products are `totals`."""
+    rows = as_sizes(function, "row_shape", row_shape, total=totals[0])
+    columns = as_sizes(function, "col_shape", col_shape, total=totals[1])
+    if len(rows) != len(columns):
+        raise ArgumentError(
+            f"{function}: row_shape and col_shape must have as many legs as each other, got {rows} and {columns}; "
+            "add legs of size 1."
+        )
+    return rows, columns

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from tnlib._fit import Fit, report
 from tnlib._format import with_arrays_of
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_max_rank, as_rtol, is_stored
+from tnlib._validate import as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
 from tnlib.linalg.scaling import Prepared, prepare

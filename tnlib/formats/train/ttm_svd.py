@@ -10,13 +10,11 @@ import numpy.typing as npt
 
 from tnlib._fit import Fit, report
 from tnlib._format import Format, with_arrays_of
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_max_rank, as_rtol, is_stored
-from tnlib.formats.train.arguments import as_leg_pairs
+from tnlib._validate import as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
 from tnlib.formats.train.cores import pair_legs
-from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.formats.train.tt_svd import decompose_prepared
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas

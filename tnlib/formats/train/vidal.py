@@ -12,9 +12,9 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._format import Format, as_stored_list, set_fields
 from tnlib._typing import Array
-from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.format import TensorTrain, as_log_scale
 from tnlib.formats.train.round import schmidt_form
+from tnlib.formats.train.tt_matrix import as_train
 from tnlib.linalg.scaling import shift, split_exponential
 from tnlib.linalg.threads import single_threaded_blas
 

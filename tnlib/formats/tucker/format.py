@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 
 from tnlib._array_api import contiguous, refuse_different_libraries
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, as_stored, as_stored_list, numpy_arrays, refuse_too_large, set_fields
+from tnlib._format import MAX_NDIM, LinearFormat, as_stored, as_stored_list, numpy_arrays, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib._validate import as_list
 from tnlib.linalg.multilinear import mode_product
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import norm
+
+_LARGEST_CORE = 1 << 31  # entries
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,3 +105,12 @@ def multiply_modes(x: Array, matrices: Sequence[Array]) -> Array:
     for k, matrix in enumerate(matrices):
         x = mode_product(x, matrix, k)  # m0 ... mk [nk] n(k+1) ...
     return x
+
+
+def refuse_large_core(function: str, ranks: Sequence[int], advice: str) -> None:
+    """Raise where a Tucker core of these `ranks` has more legs than numpy allows, or too many entries."""
+    if math.prod(ranks) > _LARGEST_CORE or len(ranks) > MAX_NDIM:
+        raise ArgumentError(
+            f"{function}: the core of a Tucker must have at most {_LARGEST_CORE:,} numbers and {MAX_NDIM} legs, got "
+            f"{math.prod(ranks):.3g} and {len(ranks)}; {advice}."
+        )

@@ -10,12 +10,10 @@ from numpy.typing import ArrayLike
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import with_arrays_of
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored
+from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored, refuse_foreign_keywords
 from tnlib.formats.tucker.format import Tucker
-from tnlib.formats.tucker.hooi import orthogonal_iteration
-from tnlib.formats.tucker.st_hosvd import st_hosvd
+from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, st_hosvd
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 

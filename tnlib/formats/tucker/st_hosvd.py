@@ -1,10 +1,16 @@
-r"""Sequentially truncated higher-order SVD of a dense array.
+r"""Sequentially truncated higher-order SVD of a dense array, and higher-order orthogonal iteration (HOOI).
 
 One leg after the other is projected on the leading left singular vectors U_k of its unfolding; each step works on the
 core that the steps before it left:
 
     core_k  =  U_k^H core_(k-1)  along leg k,      norm(x - y)^2  =  sum over k of the discarded weight of step k
 
+The iteration improves the factors at fixed ranks, one leg at a time. With the other factors fixed, the error of a
+projection is smallest where the core is largest, so the best factor k is
+
+    U_k  =  the leading r[k] left singular vectors of the unfolding along leg k of  x times U_j^H along all legs j != k
+
+and a sweep never raises the error.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
+from tnlib.linalg.multilinear import mode_product
+from tnlib.linalg.orthogonal import complete_columns
 from tnlib.linalg.truncation import TruncationBudget
 
 
@@ -73,3 +81,26 @@ def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None)
                 return svd, rank
     svd = left_svd(slabs, exact=True)
     return svd, budget.truncate(svd.s, max_rank=max_rank)
+
+
+def orthogonal_iteration(x: Array, factors: Sequence[Array], n_iter: int) -> tuple[Array, list[Array]]:
+    """Return the core and the orthonormal factors (n[k], r[k]) after `n_iter` sweeps over the legs of `x`."""
+    factors = list(factors)
+    partial = x
+    for _ in range(n_iter):
+        for k, factor in enumerate(factors):
+            partial = x
+            for j, other in enumerate(factors):
+                if j != k:
+                    partial = mode_product(partial, other.conj().T, j)  # r0 ... nk ... rj [nj] ...
+            factors[k] = _leading_columns(unfold_slabs(np.ascontiguousarray(partial), k), factor.shape[1])
+    core = mode_product(partial, factors[-1].conj().T, x.ndim - 1)  # r0 ... r(d-1) [n(d-1)]
+    return np.ascontiguousarray(core), factors
+
+
+def _leading_columns(slabs: Array, rank: int) -> Array:
+    """Return `rank` left singular vectors of the middle leg of (l, n, m), completed where l m is smaller."""
+    svd = left_svd(slabs, exact=True)
+    u, s = svd.u[:, :rank], svd.s[:rank]
+    columns = canonical_basis_change(u, s, slabs.dtype).columns(u).astype(slabs.dtype, copy=False)
+    return columns if columns.shape[1] == rank else complete_columns(columns, rank)

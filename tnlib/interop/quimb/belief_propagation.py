@@ -34,9 +34,8 @@ import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, report
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_max_rank, as_real, as_rtol
+from tnlib._validate import as_count, as_max_rank, as_real, as_rtol, refuse_foreign_keywords
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network
 from tnlib.interop.quimb.network_format import Network
 from tnlib.linalg.scaling import normalize, rescale

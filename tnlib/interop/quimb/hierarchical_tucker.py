@@ -19,9 +19,8 @@ import numpy.typing as npt
 import quimb.tensor as qtn
 
 from tnlib._fit import Fit, report
-from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array
-from tnlib._validate import as_max_rank, as_rtol
+from tnlib._validate import as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.interop.quimb.network_format import Network
 from tnlib.linalg.scaling import prepare, shift

@@ -19,10 +19,10 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
+from tnlib.formats.diagrams import core_directions
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
-from tnlib.formats.train.diagram import core_directions
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.formats.train.vidal import Vidal

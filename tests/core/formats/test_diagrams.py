@@ -101,3 +101,57 @@ def test_long_trains_are_shortened_and_count_the_omitted_cores(count: int, cente
     assert len(nodes) <= 30
     assert shown == sorted(shown)
     assert {0, count - 1, *(() if center is None else (center,))} <= set(shown)
+
+
+def test_factors_point_to_the_core() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5))
+    diagram = tnlib.draw(tnlib.tucker(x, ranks=(2, 3, 4)).value).diagram
+    assert [n.kind for n in diagram.nodes] == ["tensor", *["isometry"] * 3]
+    for node in diagram.nodes[1:]:
+        assert node.direction is not None
+        assert np.dot(node.direction, node.position) < 0, "the tip points to the core"
+    assert diagram.bonds == (("r0", 2), ("r1", 3), ("r2", 4))
+    assert [leg.towards for leg in diagram.legs if leg.b is not None] == [0, 0, 0]
+
+
+def test_factors_that_are_not_isometric_are_squares() -> None:
+    diagram = tnlib.draw(tnlib.Tucker(np.ones((2, 2)), [np.ones((3, 2)), np.eye(2)])).diagram
+    assert [n.kind for n in diagram.nodes] == ["tensor", "matrix", "unitary"]
+
+
+def test_factors_and_weights_meet_in_a_copy_tensor() -> None:
+    rng = np.random.default_rng(0)
+    diagram = tnlib.draw(tnlib.CP(np.ones(2), [rng.standard_normal((n, 2)) for n in (3, 4, 5)])).diagram
+    assert [n.kind for n in diagram.nodes] == ["delta", "matrix", "matrix", "matrix", "weights"]
+    assert diagram.bonds == (("R", 2),) * 4
+    assert all(leg.towards is None for leg in diagram.legs)
+
+
+def test_factors_of_svd_and_low_rank_are_measured() -> None:
+    a = np.random.default_rng(0).standard_normal((4, 6))
+    u, s, vh = tnlib.svd(a).value
+    assert [n.kind for n in tnlib.draw(tnlib.svd(a).value).diagram.nodes] == ["unitary", "weights", "isometry"]
+    left, right = tnlib.draw(tnlib.LowRank(u[:, :2], s[:2, None] * vh[:2])).diagram.nodes
+    assert (left.kind, left.direction, right.kind) == ("isometry", (1.0, 0.0), "matrix")
+    right = tnlib.draw(tnlib.LowRank(u[:, :2] * s[:2], vh[:2])).diagram.nodes[1]
+    assert (right.kind, right.direction) == ("isometry", (-1.0, 0.0))
+
+
+def test_legs_of_a_tensor_are_split_into_rows_and_columns() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5))
+    legs = tnlib.draw(tnlib.svd(x, left=(0, 2)).value).diagram.legs
+    assert [(leg.a, leg.name, leg.size) for leg in legs if leg.b is None] == [(0, "k0", 3), (0, "k2", 5), (2, "k1", 4)]
+
+
+def test_legs_of_low_rank() -> None:
+    diagram = tnlib.draw(tnlib.LowRank(np.ones((6, 2)), np.ones((2, 5)))).diagram
+    assert (diagram.bonds, diagram.open_legs) == ((("r", 2),), (("k0", 6), ("b0", 5)))
+
+
+@pytest.mark.parametrize("factored", [False, True])
+def test_kronecker_terms(factored: bool) -> None:
+    right = tnlib.LowRank(np.ones((5, 2)), np.ones((2, 6))) if factored else np.ones((5, 6))
+    diagram = tnlib.draw(tnlib.KroneckerTerms(np.ones((3, 4, 7)), [right] * 3)).diagram
+    assert sorted(diagram.open_legs) == [("b0", 7), ("b1", 6), ("k0", 4), ("k1", 5)]
+    assert [n.kind for n in diagram.nodes].count("delta") == factored
+    assert ("term", 3) in diagram.bonds

@@ -1,3 +1,0 @@
-from .format import CP as CP
-
-__all__: list[str]

@@ -1,3 +1,0 @@
-from .format import Tucker as Tucker
-
-__all__: list[str]
