@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from quick_compressions import few_steps  # noqa: E402
 from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters.compression.methods import device_components, other_matrices  # noqa: E402
+from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
@@ -220,7 +220,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, 
     def decompose_again(*_):
         raise AssertionError("the components are saved")
 
-    monkeypatch.setattr(device_components, "components", decompose_again)
+    monkeypatch.setattr(components, "components", decompose_again)
     monkeypatch.setattr(other_matrices, "table_components", decompose_again)
     with pytest.raises(KeyboardInterrupt):  # killed a second time, before anything more is done
         run("again", tmp_path / "two", last, **size)
