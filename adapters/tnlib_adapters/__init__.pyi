@@ -30,8 +30,6 @@ from .transforms.freezing import freeze as freeze
 from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
-from .transforms.memory_edit import edit_memory as edit_memory
-from .transforms.memory_edit import feed_forward_keys as feed_forward_keys
 from .transforms.rotation import rotate as rotate
 from .transforms.stream_basis import stream_basis as stream_basis
 
