@@ -34,7 +34,7 @@ from tnlib_adapters.instrument.latent_attention import LatentAttention, LatentSh
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers_models import inputs, outputs, random_model  # noqa: E402
 
-from benchmarks.published_latents import PAPERS, convert  # noqa: E402
+from benchmarks.smaller_models import PAPERS, convert  # noqa: E402
 from tnlib import ArgumentError  # noqa: E402
 
 SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}

@@ -13,7 +13,7 @@ from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from transformers_models import quiet, random_model  # noqa: E402
 
-from benchmarks.tuned import attention_parameters, open_factored, tune, tune_folder  # noqa: E402
+from benchmarks.calibrated import attention_parameters, open_factored, tune, tune_folder  # noqa: E402
 
 NAMES = ("bert", "gpt2_lm", "llama_biases")
 
