@@ -9,8 +9,7 @@ from slow_cases import mostly_slow
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from running_models import made_up_text, save_with_tokenizer
-from transformers_models import quiet, random_model
+from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer
 
 from benchmarks.baselines import BASELINES
 from benchmarks.bits import TNLIB, Subject, measurements

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running_models import made_up_text, save_with_tokenizer
-from transformers_models import random_model
+from transformers_models import made_up_text, random_model, save_with_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

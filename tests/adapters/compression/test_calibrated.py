@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compressed_folders import few_steps
 from oracles import refused
-from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
@@ -33,6 +32,7 @@ from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 

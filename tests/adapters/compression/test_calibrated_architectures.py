@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressed_folders import read_config, read_tensors
+from compressed_folders import few_steps, read_config, read_tensors
 from oracles import assert_close, refused
-from quick_compressions import few_steps
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import compress  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
-from transformers_models import inputs, loaded_like, outputs  # noqa: E402
+from transformers_models import inputs, loaded_like, made_up_text, outputs, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 

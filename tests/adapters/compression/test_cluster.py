@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 distributed = pytest.importorskip("distributed")
 
+from compressed_folders import few_steps  # noqa: E402
 from oracles import refused  # noqa: E402
-from quick_compressions import few_steps  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.cluster import shared_descent  # noqa: E402
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_folders import random_folder
 from compressed_folders import n_attention
 from oracles import refused
-from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress
 
 from tnlib import ArgumentError

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_checkpoints import random_folder
+from checkpoint_folders import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import factorise, round_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")

@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
-from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
-from quick_compressions import leave_out_page
+from compressed_folders import (
+    attention_tensors,
+    dense_layers,
+    leave_out_page,
+    read_config,
+    read_tensors,
+    relative,
+    tail,
+)
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer

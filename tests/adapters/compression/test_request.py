@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_folders import random_folder
 from oracles import refused
-from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT

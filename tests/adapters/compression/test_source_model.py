@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from checkpoint_folders import change_tensors
 from oracles import refused
-from running_models import save_with_tokenizer
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.files.tensor_file import TensorInfo
-from transformers_models import random_model
+from transformers_models import random_model, save_with_tokenizer
 
 from tnlib import FileFormatError
 

@@ -11,12 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from quick_compressions import few_steps  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
+from compressed_folders import few_steps  # noqa: E402
 from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
+from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import refused
-from running_models import made_up_text, save_with_tokenizer
 from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
-from transformers_models import MODELS, random_model
+from transformers_models import MODELS, made_up_text, random_model, save_with_tokenizer
 
 from tnlib import FileFormatError
 

@@ -9,9 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
+from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from benchmarks.calibrated import attention_parameters, open_factored, tune, tune_folder  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,6 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402
 from checkpoint_folders import change_config, change_tensors  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
@@ -34,7 +33,13 @@ from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
-from transformers_models import inputs, loaded_like, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    inputs,
+    loaded_like,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 TIED = ("gpt2_lm", "gemma", "opt_narrow", "falcon")

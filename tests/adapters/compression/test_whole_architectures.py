@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -16,10 +16,16 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
 from oracles import refused  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
-from transformers_models import MODELS, inputs, loaded_like, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    MODELS,
+    inputs,
+    loaded_like,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
 from tnlib import ArgumentError  # noqa: E402
 
