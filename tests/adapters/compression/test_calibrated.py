@@ -36,14 +36,11 @@ from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps")
+FIT_STEPS = 15
+
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch):
-    """As many as show that they help."""
-    few_steps(monkeypatch, 15)
 
 
 def quietly(*_: object) -> None:

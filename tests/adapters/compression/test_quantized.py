@@ -47,6 +47,9 @@ from transformers_models import (  # noqa: E402  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+FIT_STEPS = 4
+
 Compressed = Callable[..., tuple[Report, Path]]
 WHAT = ("attention", "mlp", "all")
 ATTENTION, FEED_FORWARD, TABLES = (
@@ -89,11 +92,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 parameter.data = parameter.data.float()
         made[name] = save_with_tokenizer(model, tmp_path_factory.mktemp(f"mixed-{name}"))
     return made
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    few_steps(monkeypatch, 4)
 
 
 def stored_bits(source: Path, out: Path, what: str) -> float:

@@ -11,13 +11,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from compressed_folders import few_steps  # noqa: E402
 from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +30,6 @@ def folders(tmp_path_factory):
             next(model.parameters())[3, 0] += k
         found.append(save_with_tokenizer(model, tmp_path_factory.mktemp(f"seen_{k}")))
     return found
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch, without_pictures):
-    few_steps(monkeypatch, 2)
 
 
 @pytest.fixture

@@ -34,13 +34,9 @@ from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+FIT_STEPS = 3
 NAMES = ("bert", "gpt2_lm", "llama", "phi3")
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_steps(monkeypatch, 3)
 
 
 def counted(folder: Path, names: list[str]) -> int:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
 _LARGE_WEIGHT = 2**22  # numbers; below, a decomposition in double precision takes less than a second
-_LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
+LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
 _RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
@@ -254,7 +254,7 @@ def is_large(shape: Sequence[int]) -> bool:
 
 def is_large_table(shape: Sequence[int]) -> bool:
     """Test if no array in double precision is made of a table of this shape."""
-    return math.prod(shape) >= _LARGE_TABLE
+    return math.prod(shape) >= LARGE_TABLE
 
 
 def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:
