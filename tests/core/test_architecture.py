@@ -18,7 +18,7 @@ NAMES_PACKAGES = ("tnlib._registry",)
 LAYERS = [
     ["tnlib._errors", "tnlib._typing"],
     ["tnlib._validate", "tnlib._keywords", "tnlib._files", "tnlib._html"],
-    ["tnlib._fit", "tnlib._registry"],
+    ["tnlib._array_api", "tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
     ["tnlib.linalg"],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
-from tnlib._fit import Fit, shorten
+from tnlib._fit import Fit, refuse_other_arrays, shorten
 from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_array
@@ -58,6 +58,7 @@ def as_diagram(value: Any) -> Diagram:
     """Return the diagram that `draw` paints."""
     if isinstance(value, Diagram):
         return value
+    refuse_other_arrays("draw", "value", value)
     if (format_diagram := implementation("diagram", type(value))) is not None:
         diagram: Diagram = format_diagram(value)
         return diagram

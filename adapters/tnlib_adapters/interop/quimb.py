@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import refuse_other_arrays
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
-from tnlib_adapters.interop._cores import as_one_precision, find_center, refuse_other_arrays
+from tnlib_adapters.interop._cores import as_one_precision, find_center
 
 
 def from_quimb(obj: Any) -> TensorTrain | TTMatrix:
@@ -122,7 +123,7 @@ def to_quimb(value: TensorTrain | TTMatrix) -> Any:
         raise ArgumentTypeError(
             f"to_quimb: value must be a TensorTrain or a TTMatrix, got a {type(value).__name__}; {hint}."
         )
-    refuse_other_arrays("to_quimb", value)
+    refuse_other_arrays("to_quimb", "value", value)
     qtn = import_optional("to_quimb", "quimb.tensor", "quimb")
     arrays = [np.array(core, value.dtype, order="C") for core in value.cores]
     arrays[0] = arrays[0][0]  # quimb recognises an open chain by the rank of its first array

@@ -236,7 +236,8 @@ def components_in_single_precision(weight: Array, reads: Array, slopes: Array, d
     left *= balance.to(device, torch.float32)
     right /= balance[:, None]
     losses /= losses.sum() or 1.0
-    return Components(*(a.cpu().numpy().astype(weight.dtype, copy=False) for a in (left, right)), losses.cpu().numpy())
+    left_array, right_array = (a.cpu().numpy().astype(weight.dtype, copy=False) for a in (left, right))
+    return Components(left_array, right_array, losses.cpu().numpy())
 
 
 def moments_of_rows(weight: Array, counts: Array) -> Array:

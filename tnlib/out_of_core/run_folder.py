@@ -1,4 +1,4 @@
-"""The spill folder: arrays between two passes, and the state of a pass from which a killed run is resumed."""
+"""The folder of a run: arrays between two passes, and the state of a pass from which a killed run is resumed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOCK = "lock"
 _MADE = "made"  # in a folder that did not exist before
 
 
-class Spill:
+class RunFolder:
     """Files of one decomposition, in a folder of the caller or in a temporary one.
 
     The files are removed when the decomposition ends. In a folder of the caller they stay if it fails or is killed, and
@@ -46,7 +46,7 @@ class Spill:
 
     def __init__(self, function: str, folder: Any, request: Mapping[str, Any]) -> None:
         self._function = function
-        self._folder = None if folder is None else as_path(function, "spill", folder)
+        self._folder = None if folder is None else as_path(function, "storage.folder", folder)
         self._request = json.dumps(request, sort_keys=True)
         self._made = False  # a temporary folder
         self._lock: Any = None
@@ -100,9 +100,9 @@ class Spill:
                 _allocate(out, nbytes)
         return np.memmap(file, dtype, "r+", shape=shape)
 
-    def remove(self, name: str) -> None:
+    def remove(self, a: np.memmap[Any, Any]) -> None:
         """Remove the file of an array; nothing reads it any more."""
-        self._path(f"array-{name}.bin").unlink(missing_ok=True)
+        Path(str(a.filename)).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         if self._folder is None:
@@ -117,12 +117,14 @@ class Spill:
                 folder.mkdir()
                 (folder / _MADE).touch()
         elif not folder.is_dir():
-            raise ArgumentError(f"{self._function}: spill must be a folder, got the file {folder}; pass another name.")
+            raise ArgumentError(
+                f"{self._function}: storage.folder must be a folder, got the file {folder}; pass another."
+            )
         request = folder / _REQUEST
         if not request.is_file() and any(file.name not in (_MADE, _LOCK) for file in folder.iterdir()):
             raise ArgumentError(
-                f"{self._function}: spill must be an empty folder or that of an interrupted run, got {folder} with "
-                "other files; pass another one."
+                f"{self._function}: storage.folder must be an empty folder or that of an interrupted run, got {folder} "
+                "with other files; pass another one."
             )
         self._lock = _lock(self._function, folder / _LOCK)
         if not request.is_file():
@@ -130,8 +132,8 @@ class Spill:
                 write_whole(request, self._request.encode())
         elif request.read_text(encoding="utf-8") != self._request:
             raise ArgumentError(
-                f"{self._function}: spill must hold an interrupted run of the same call, got another array or other "
-                f"arguments in {folder}; remove that folder or pass another one."
+                f"{self._function}: storage.folder must hold an interrupted run of the same call, got another array "
+                f"or other arguments in {folder}; remove that folder or pass another one."
             )
 
     @contextlib.contextmanager
@@ -140,13 +142,13 @@ class Spill:
         try:
             yield
         except OSError as problem:
-            advice = "pass another folder as spill="
+            advice = "pass another folder"
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-                advice = "free some space and repeat the call, or pass spill= on another disk"
+                advice = "free some space and repeat the call, or pass a folder on another disk"
             where = self._folder or tempfile.gettempdir()
             raise ArgumentError(
-                f"{self._function}: spill must have room for {nbytes:,} bytes more, got '{problem.strerror}' in "
-                f"{where}; {advice}."
+                f"{self._function}: storage.folder must have room for {nbytes:,} bytes more, got '{problem.strerror}' "
+                f"in {where}; {advice}."
             ) from problem
 
 
@@ -176,7 +178,8 @@ def _lock(function: str, path: Path) -> Any:
     except OSError:
         file.close()
         raise ArgumentError(
-            f"{function}: spill must not be in use, got {path.parent} in which another process works; pass another one."
+            f"{function}: storage.folder must not be in use, got {path.parent} in which another process works; "
+            "pass another one."
         ) from None
     return file
 

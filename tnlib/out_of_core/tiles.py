@@ -1,14 +1,90 @@
-"""Division of an array into tiles that hold some of its legs whole."""
+"""Tiles of an array: its division, a checked tile in memory, and parts of small arrays that tiles contribute to."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import refuse_infinite
+from tnlib.linalg.scaling import exponent_of, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
-from tnlib.out_of_core.memory_limit import MemoryLimit
+from tnlib.out_of_core.storage import MemoryLimit
+
+Partial: TypeAlias = dict[str, Array]
+
+PART = "part"  # key of what a pass stores for a tile; it is not summed
+
+_SAFE_NORMS = (1e-100, 1e100)  # of tiles: sums of squares, and their products with small numbers, stay in range
+
+
+class TileData(NamedTuple):
+    """A tile in memory: the entries of the array are `array * 2**exponent`."""
+
+    tile: Tile
+    array: Array
+    exponent: int
+    square: float  # sum of squares of `array`
+    fingerprint: float  # sum of squares as read; another one in a later pass means that the array has changed
+
+
+Work: TypeAlias = Callable[[TileData], Partial]
+Combine: TypeAlias = Callable[[Partial, Partial], Partial]
+
+
+def checked_tile(source: ArraySource, tile: Tile, a: Array) -> TileData:
+    """Return a tile whose squares are in range, or refuse NaN and inf."""
+    fingerprint = square = squares(np.ravel(a, "K"))
+    exponent = 0
+    if not math.isfinite(square) or not _SAFE_NORMS[0] < math.sqrt(square) < _SAFE_NORMS[1]:
+        refuse_infinite_tile(source, tile, a)
+        exponent = exponent_of(a)
+        a = shift(a, -exponent)
+        square = squares(np.ravel(a, "K"))
+    return TileData(tile, a, exponent, square, fingerprint)
+
+
+def words_of(tile: Tile) -> str:
+    """Return the name of a tile in messages."""
+    return "the chunk [" + ", ".join(f"{start}:{stop}" for start, stop in tile) + "]"
+
+
+def refuse_infinite_tile(source: ArraySource, tile: Tile, a: Array) -> None:
+    """Raise where a tile holds NaN or inf, and name the tile and the index of the first one in it."""
+    if np.isfinite(a).all():
+        return
+    tile, a = source.as_passed(tile, a)
+    try:
+        refuse_infinite(source.function, source.parameter, a)
+    except ArgumentError as problem:
+        raise ArgumentError(
+            f"{str(problem).partition(';')[0]} of {words_of(tile)}; replace NaN and inf first."
+        ) from None
+
+
+def block_name(tile: Tile, legs: Sequence[int]) -> str:
+    """Return the key of the part of a sum that belongs to the position of a tile along `legs`."""
+    return "block " + " ".join(f"{tile[a][0]}:{tile[a][1]}" for a in legs)
+
+
+def block_index(tile: Tile, legs: Sequence[int]) -> tuple[slice, ...]:
+    """Return the position of a tile along `legs`."""
+    return tuple(slice(*tile[a]) for a in legs)
+
+
+def join_blocks(total: Partial, tiles: Sequence[Tile], legs: Sequence[int], shape: Sequence[int]) -> Array:
+    """Return the array (*shape, c) of the blocks (indices along `legs`, c) of a sum."""
+    first = total[block_name(tiles[0], legs)]
+    out = np.empty((*shape, first.shape[-1]), first.dtype)
+    for tile in tiles:
+        index = block_index(tile, legs)
+        out[index] = total[block_name(tile, legs)].reshape(*(part.stop - part.start for part in index), -1)
+    return out
 
 
 def tiles_of(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> list[Tile]:
@@ -92,6 +168,6 @@ def _merged(edges: Sequence[int], count: int) -> Sequence[int]:
 def _too_large(source: ArraySource, whole: Collection[int], limit: MemoryLimit) -> ArgumentError:
     needed = 6 * math.prod(source.shape[a] for a in whole) * source.dtype.itemsize
     return ArgumentError(
-        f"{source.function}: memory must be at least {needed:,} bytes for legs {tuple(whole)} of an array of "
+        f"{source.function}: storage.memory must be at least {needed:,} bytes for legs {tuple(whole)} of an array of "
         f"shape {source.shape}, got {limit.total:,}; raise memory or split these legs."
     )
