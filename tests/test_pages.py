@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from click.testing import CliRunner
-from pictures import differ
+from html_pages import differ
 from tnlib_adapters import interop
 from tnlib_adapters.cli import main
 
