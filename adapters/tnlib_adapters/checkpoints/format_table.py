@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tnlib import ArgumentError, ArgumentTypeError, ConvergenceWarning, Degenera
 from tnlib._typing import Array
 from tnlib._validate import as_array, is_list, is_one_of
 from tnlib_adapters.checkpoints.weight_stacks import View
+from tnlib_adapters.result_table import Columns, Table
 
 _STEPS = 24  # bisection steps of the logarithm of the tolerance: relative accuracy 1e-6
 _SWEEPS = 20  # of alternating least squares
@@ -32,7 +33,7 @@ class FormatRow:
 
 
 @dataclass(frozen=True, repr=False)
-class FormatTable:
+class FormatTable(Table):
     """Formats of one array, best first.
 
     Parameters
@@ -49,15 +50,24 @@ class FormatTable:
     limit: int
     rows: tuple[FormatRow, ...]
 
+    _FORMATS: ClassVar = {"error": ".4f"}
+
     def __getitem__(self, name: str) -> FormatRow:
         return {row.format: row for row in self.rows}[name]
 
-    def __repr__(self) -> str:
-        lines = [f"{self.title}, at most {self.limit:,} numbers", f"  {'format':12}{'numbers':>12}{'error':>10}  ranks"]
-        for row in self.rows:
-            ranks = " ".join(map(str, row.ranks)) if row.value is not None else "exceeds the limit at rank 1"
-            lines.append(f"  {row.format:12}{row.n_parameters:>12,}{row.error:>10.4f}  {ranks}")
-        return "\n".join(lines)
+    @property
+    def _title(self) -> str:
+        return f"{self.title}, at most {self.limit:,} parameters"
+
+    def _columns(self, rows: Any) -> Columns:
+        chosen = self.rows[rows]
+        ranks = [" ".join(map(str, r.ranks)) if r.value is not None else "exceeds the limit at rank 1" for r in chosen]
+        return {
+            "format": [row.format for row in chosen],
+            "parameters": [row.n_parameters for row in chosen],
+            "error": [row.error for row in chosen],
+            "ranks": ranks,
+        }
 
 
 def compare_formats(

@@ -14,7 +14,6 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions, heat_map
 from tnlib_adapters.circuits.arguments import has_layer_norm
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.head_names import Kind, head_name
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
@@ -37,6 +36,7 @@ from tnlib_adapters.inspection.pictures import (
 from tnlib_adapters.inspection.tokens import Tokens
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.result_table import data_frame
 from tnlib_adapters.transforms.folding import fold
 
 if TYPE_CHECKING:

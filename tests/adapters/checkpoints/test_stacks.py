@@ -149,7 +149,7 @@ def test_the_format_of_the_array_wins() -> None:
 def test_the_table_is_printed() -> None:
     table = compare_formats(View("a stack", normal((4, 5, 6)), ("a", "b", "c")), keep=0.1, formats=("svd", "cp"))
     lines = repr(table).splitlines()
-    assert lines[0] == "a stack: a 4 x b 5 x c 6, float64, at most 12 numbers"
+    assert lines[0] == "a stack: a 4 x b 5 x c 6, float64, at most 12 parameters"
     assert "exceeds the limit at rank 1" in repr(table)
     assert len(lines) == 4
 

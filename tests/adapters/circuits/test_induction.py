@@ -159,7 +159,7 @@ def test_it_reads_as_a_table(found: Induction) -> None:
     assert lines[0].startswith("Previous-token head 0.3; loss on repeats 0.")
     assert len(lines) == 2 + 8
     assert lines[5].split()[0] == "0.3"
-    assert lines[5].endswith(" %")
+    assert "%" in lines[5]
     assert find_induction.__doc__ is not None
     assert tnlib_adapters.circuits.find_induction is find_induction
 
@@ -267,7 +267,7 @@ def test_induction_heads_of_the_built_in_llama() -> None:
     assert {(3, 4), (3, 5), (3, 7)} <= set(found.causal_heads) | set(found.undecided_heads)
     assert set(found.causal_heads) <= {(3, h) for h in range(4, 8)}
     assert found.previous_head == (2, 5)
-    assert len(repr(found).splitlines()) == 2 + 16 + 1
+    assert len(repr(found).splitlines()) == 2 + 16
 
 
 def python_tokens() -> np.ndarray:

@@ -200,7 +200,7 @@ def test_left_out_paths_are_subtracted(model: Checkpoint, text: tuple[np.ndarray
 def test_it_reads_as_a_table() -> None:
     found = Circuit("paths", ("0.3", "1.2"), np.array([0.5, 2.0]), ("direct",), np.array([0.3]), 0.25, 0.3)
     assert repr(found).splitlines()[0] == "2 of 3 paths, loss 0.300; with all of them 0.250"
-    assert repr(found).splitlines()[2].split() == ["1.2", "2.300"]
+    assert repr(found).splitlines()[2].split() == ["1.2", "2.000"]
     terms = replace(found, of="terms")
     assert repr(terms).startswith("2 of 3 terms and the softmax remainder, loss 0.300; with all of them 0.250")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.circuits.attribution.query_key_factors import ScoreForm
-from tnlib_adapters.circuits.data_frames import data_frame
+from tnlib_adapters.result_table import Columns, Table, descending
 
 _SHOWN = 6  # rows of a printed table
 
@@ -19,7 +19,7 @@ PairRow = tuple[str, str, float]  # writer of the query, writer of the key, cont
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PairAttribution:
+class PairAttribution(Table):
     """A score of a head, or a sum of scores, by writer of the query and writer of the key.
 
     Parameters
@@ -45,38 +45,29 @@ class PairAttribution:
         """The score, which is the sum of all pairs and of the offset."""
         return float(self.pairs.sum()) + self.offset
 
+    @property
+    def _title(self) -> str:
+        return f"{self.title}: {self.total:.3f}"
+
+    def _columns(self, rows: Any) -> Columns:
+        queries, keys, contributions = zip(*self.top(self.pairs.size)[rows], strict=True)
+        return {"query": queries, "key": keys, "contribution": contributions}
+
+    def _printed(self) -> slice:
+        return slice(_SHOWN)
+
+    def _notes(self) -> list[str]:
+        others = self.total - sum(value for *_, value in self.top(_SHOWN))
+        return [f"all others {others:.3f}" + (f", of them {self.offset:.3f} by the distance" if self.offset else "")]
+
+    def _picture(self) -> str:
+        return heat_image(self.pairs, "contributions; writers of the query as rows, of the key as columns", width=160)
+
     def top(self, count: int = 10) -> list[PairRow]:
         """Return the pairs of the largest modulus as rows (writer of the query, writer of the key, contribution)."""
         n = len(self.names)
-        largest = np.argsort(-np.abs(self.pairs).ravel(), kind="stable")
-        largest = largest[: as_count("PairAttribution.top", "count", count)]
+        largest = descending(np.abs(self.pairs), as_count("PairAttribution.top", "count", count))
         return [(self.names[at // n], self.names[at % n], float(self.pairs.flat[at])) for at in largest]
-
-    def __repr__(self) -> str:
-        rows = self.top(_SHOWN)
-        width = max(len(name) for row in rows for name in row[:2]) + 2
-        lines = [f"  {a:{width}}{b:{width}}{value:9.3f}" for a, b, value in rows]
-        others = self.total - sum(value for *_, value in rows)
-        head = f"{self.title}: {self.total:.3f}"
-        return "\n".join([head, f"  {'query':{width}}key", *lines, f"  {'all others':{2 * width}}{others:9.3f}"])
-
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all pairs, largest modulus first: query, key, contribution.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        queries, keys, contributions = zip(*self.top(self.pairs.size), strict=True)
-        columns = {"query": queries, "key": keys, "contribution": contributions}
-        return data_frame("PairAttribution.to_frame", columns)
-
-    def _repr_html_(self) -> str:
-        rows = [[query, key, f"{value:.3f}"] for query, key, value in self.top(_SHOWN)]
-        label = "contributions; writers of the query as rows, of the key as columns"
-        parts = table(["query", "key", "contribution"], rows) + heat_image(self.pairs, label, width=160)
-        return facts(f"{self.title}: {self.total:.3f}", {"offset": f"{self.offset:.3f}"}, parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib import ArgumentTypeError
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.attention.validation import as_index
@@ -29,8 +30,8 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
 from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
 from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
+from tnlib_adapters.result_table import Columns, Table, descending
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
 
@@ -57,7 +58,7 @@ class LayerPairs:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class QKAttributions:
+class QKAttributions(Table):
     """Scores of all heads on a text by writer of the query and writer of the key, returned by `qk_attributions`.
 
     Parameters
@@ -71,52 +72,45 @@ class QKAttributions:
     model: FrozenModel
     layers: tuple[LayerPairs, ...]
 
-    def __repr__(self) -> str:
-        rows = self.top(_SHOWN)
-        width = max((len(name) for row in rows for name in row[1:3]), default=4) + 2
-        lines = [f"  {head:8}{a:{width}}{b:{width}}{value:9.3f}" for head, a, b, value in rows]
-        return "\n".join([self._title, f"  {'head':8}{'query':{width}}key", *lines])
-
     @property
     def _title(self) -> str:
         heads = sum(len(layer.pairs) for layer in self.layers)
         return f"QKAttributions of {heads} heads on {len(self.model.embedding)} tokens"
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all pairs of all heads: layer, head, query, key, contribution.
+    @cached_property
+    def _contributions(self) -> Array:
+        """Contributions of all pairs of all heads, layer by layer."""
+        return np.concatenate([layer.pairs.ravel() for layer in self.layers])
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        columns: dict[str, list[Array]] = {name: [] for name in ("layer", "head", "query", "key", "contribution")}
-        for number, layer in enumerate(self.layers):
-            names = np.array(layer.names, dtype=object)
-            head, query, key = np.indices(layer.pairs.shape).reshape(3, -1)
-            values = (np.full(len(head), number), head, names[query], names[key], layer.pairs.ravel())
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-        return data_frame("QKAttributions.to_frame", joined)
+    def _columns(self, rows: Any) -> Columns:
+        row = np.arange(len(self._contributions))[rows]
+        names = np.array([name for layer in self.layers for name in layer.names], dtype=object)
+        counts = np.array([len(layer.names) for layer in self.layers])
+        ends = np.array([layer.pairs.size for layer in self.layers]).cumsum()
+        number = np.searchsorted(ends, row, side="right")
+        n, first_row, first_name = counts[number], np.append(0, ends)[number], np.append(0, counts.cumsum())[number]
+        head, pair = np.divmod(row - first_row, n * n)
+        query, key = np.divmod(pair, n)
+        return {
+            "layer": number,
+            "head": head,
+            "query": names[first_name + query],
+            "key": names[first_name + key],
+            "contribution": self._contributions[row],
+        }
 
-    def _repr_html_(self) -> str:
-        rows = [[*names, f"{value:.3f}"] for *names, value in self.top(_SHOWN)]
+    def _printed(self) -> Array:
+        return descending(np.abs(self._contributions), _SHOWN)
+
+    def _picture(self) -> str:
         totals = np.stack([layer.pairs.sum(axis=(1, 2)) + layer.offsets for layer in self.layers])  # layer head
-        label = "sums of all pairs and the offset; layers as rows, heads as columns"
-        parts = table(["head", "query", "key", "contribution"], rows) + heat_image(totals, label, width=160)
-        return facts(self._title, {}, parts)
+        return heat_image(totals, "sums of all pairs and the offset; layers as rows, heads as columns", width=160)
 
     def top(self, count: int = 10) -> list[tuple[str, str, str, float]]:
         """Return the largest contributions as rows (head, writer of the query, writer of the key, contribution)."""
-        count = as_count("QKAttributions.top", "count", count)
-        rows = [
-            (f"{number}.{head}", *row)
-            for number, layer in enumerate(self.layers)
-            for head in range(len(layer.pairs))
-            for row in self.head(number, head).top(count)
-        ]
-        return sorted(rows, key=lambda row: -abs(row[3]))[:count]
+        largest = descending(np.abs(self._contributions), as_count("QKAttributions.top", "count", count))
+        layer, head, query, key, value = self._columns(largest).values()
+        return [(f"{a}.{b}", c, d, float(e)) for a, b, c, d, e in zip(layer, head, query, key, value, strict=True)]
 
     def head(self, layer: int, head: int) -> PairAttribution:
         """Return the contributions to the scores of a head, by which attended keys exceed the average visible key."""

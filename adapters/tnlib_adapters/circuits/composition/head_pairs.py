@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import r_factor
@@ -28,14 +28,16 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import as_kind, as_layers, fold_norms_before_heads, has_layer_norm
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.head_names import Kind, head_name
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.reference.weights import read_norm
+from tnlib_adapters.result_table import Columns, Table, descending
+
+_SHOWN = 5  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Compositions:
+class Compositions(Table):
     """Composition scores of all pairs of heads, returned by `compositions`.
 
     Parameters
@@ -54,6 +56,9 @@ class Compositions:
     scores: Array
     chance: Array
     notes: tuple[str, ...] = ()
+
+    _HIDDEN = ("kind",)
+    _FORMATS: ClassVar = {"multiple": ".2f"}
 
     @property
     def multiples(self) -> Array:
@@ -83,52 +88,36 @@ class Compositions:
 
     def largest(self, n: int) -> list[tuple[Head, Head, Score]]:
         """Return the n pairs with the largest multiples of chance: writer and reader (layer, head), and the score."""
-        flat = np.nan_to_num(self.multiples, nan=-1.0).ravel()
-        order = np.argsort(-flat, kind="stable")[: as_count("Compositions.largest", "n", n, least=0)]
-        pairs = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order if flat[k] >= 0]
+        order = self._pairs[: as_count("Compositions.largest", "n", n, least=0)]
+        pairs = [tuple(map(int, np.unravel_index(k, self.scores.shape))) for k in order]
         return [((a, b), (c, d), self[(a, b), (c, d)]) for a, b, c, d in pairs]
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all pairs, largest multiple first: kind, heads, score, chance, multiple.
+    @property
+    def _pairs(self) -> Array:
+        """Flat indices of all pairs, the largest multiple first."""
+        return descending(self.multiples, int(np.isfinite(self.scores).sum()))
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        pairs = self.largest(self.scores.size)
-        columns = {
-            "kind": [self.kind] * len(pairs),
-            "writer": [head_name(writer) for writer, _, _ in pairs],
-            "reader": [head_name(reader) for _, reader, _ in pairs],
-            "score": [score.score for *_, score in pairs],
-            "chance": [score.chance for *_, score in pairs],
-            "multiple": [score.multiple for *_, score in pairs],
-        }
-        return data_frame("Compositions.to_frame", columns)
+    @property
+    def _title(self) -> str:
+        return f"{self.kind}-composition, {len(self._pairs)} pairs of heads"
 
-    def _repr_html_(self) -> str:
-        rows = [
-            [head_name(writer), head_name(reader), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
-            for writer, reader, s in self.largest(5)
-        ]
-        count = int(np.isfinite(self.scores).sum())
+    def _columns(self, rows: Any) -> Columns:
+        at = np.unravel_index(self._pairs[rows], self.scores.shape)
+        writers, readers = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
+        numbers = {"score": self.scores[at], "chance": self.chance[at], "multiple": self.multiples[at]}
+        return {"kind": [self.kind] * len(writers), "writer": writers, "reader": readers, **numbers}
+
+    def _printed(self) -> slice:
+        return slice(_SHOWN)
+
+    def _notes(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
+
+    def _picture(self) -> str:
         n_layers, n_heads = self.scores.shape[:2]
         above_chance = np.nan_to_num(self.multiples - 1).reshape(n_layers * n_heads, -1)
-        picture = heat_image(
-            above_chance, "multiples of chance, less 1; writers as rows, readers as columns", width=160
-        )
-        parts = table(["writer", "reader", "score", "chance", "multiple"], rows) + picture
-        return facts(f"{self.kind}-composition, {count} pairs of heads", {}, parts)
-
-    def __repr__(self) -> str:
-        count = int(np.isfinite(self.scores).sum())
-        lines = [f"{self.kind}-composition, {count} pairs of heads", "  writer  reader   score  chance  multiple"]
-        for writer, reader, score in self.largest(5):
-            names = (f"{layer}.{head}" for layer, head in (writer, reader))
-            numbers = f"{score.score:>8.3f}{score.chance:>8.3f}{score.multiple:>10.2f}"
-            lines.append("".join(f"{name:>8}" for name in names) + numbers)
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        label = "multiples of chance, less 1; writers as rows, readers as columns"
+        return heat_image(above_chance, label, width=160)
 
 
 @accepts_models

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
-from tnlib_adapters.circuits.data_frames import data_frame
+from tnlib_adapters.circuits.head_names import head_name
+from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
+_SHOWN = 5  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,7 +124,7 @@ def span(columns: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Overlaps:
+class Overlaps(Table):
     """Overlaps of the subspaces of all pairs of heads, returned by `subspace_overlaps`.
 
     Parameters
@@ -142,6 +144,8 @@ class Overlaps:
     deviation: Array
     notes: tuple[str, ...] = ()
 
+    _FORMATS: ClassVar = {"sigma": "+.1f"}
+
     @property
     def sigmas(self) -> Array:
         """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
@@ -151,44 +155,35 @@ class Overlaps:
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads with the largest overlap; for equal sides every pair once."""
         count = as_count("Overlaps.largest", "n", n, least=0)
-        shape = self.overlaps.shape
-        heads = shape[0] * shape[1]
-        flat = self.overlaps.reshape(heads, heads)
+        at = np.unravel_index(self._pairs[:count], self.overlaps.shape)
+        rows = zip(*(indices.tolist() for indices in at), self.overlaps[at].tolist(), strict=True)
+        return [((a, b), (c, d), overlap) for a, b, c, d, overlap in rows]
+
+    @property
+    def _pairs(self) -> Array:
+        """Flat indices of all pairs of different heads, the largest overlap first; for equal sides every pair once."""
+        heads = math.prod(self.overlaps.shape[:2])
         candidates = ~np.eye(heads, dtype=bool)
         if self.sides[0] == self.sides[1]:
             candidates = np.triu(candidates)
-        order = np.argsort(np.where(candidates, -flat, np.inf), axis=None, kind="stable")[
-            : min(count, int(candidates.sum()))
-        ]
-        pairs = [divmod(int(k), heads) for k in order]
-        return [(divmod(i, shape[1]), divmod(j, shape[1]), float(flat[i, j])) for i, j in pairs]
+        flat = np.where(candidates, self.overlaps.reshape(heads, heads), -np.inf)
+        return descending(flat, int(candidates.sum()))
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all pairs of different heads, largest overlap first.
+    @property
+    def _title(self) -> str:
+        return f"Overlaps of {self.sides[0]} with {self.sides[1]}"
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        pairs = self.largest(self.overlaps.size)
-        at = tuple(np.array([(*first, *second) for first, second, _ in pairs], int).reshape(-1, 4).T)
-        columns = {
-            "first": [f"{layer}.{head}" for (layer, head), _, _ in pairs],
-            "second": [f"{layer}.{head}" for _, (layer, head), _ in pairs],
-            "overlap": self.overlaps[at],
-            "chance": self.chance[at],
-            "sigma": self.sigmas[at],
-        }
-        return data_frame("Overlaps.to_frame", columns)
+    def _columns(self, rows: Any) -> Columns:
+        at = np.unravel_index(self._pairs[rows], self.overlaps.shape)
+        first, second = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
+        numbers = {"overlap": self.overlaps[at], "chance": self.chance[at], "sigma": self.sigmas[at]}
+        return {"first": first, "second": second, **numbers}
 
-    def __repr__(self) -> str:
-        lines = [f"Overlaps of {self.sides[0]} with {self.sides[1]}", "    head    head overlap  chance   sigma"]
-        for first, second, overlap in self.largest(5):
-            at = (*first, *second)
-            names = "".join(f"{f'{layer}.{head}':>8}" for layer, head in (first, second))
-            lines.append(f"{names}{overlap:>8.3f}{self.chance[at]:>8.3f}{self.sigmas[at]:>+8.1f}")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+    def _printed(self) -> slice:
+        return slice(_SHOWN)
+
+    def _notes(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
 
 
 def head_subspace(layer: Attention, head: int, side: Side) -> Array:

@@ -8,16 +8,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tnlib import ArgumentError
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_real, check_choice
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, Metric, as_ablation
 from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.circuits.discovery.pruning import By, Gated, prune
+from tnlib_adapters.result_table import Columns, Table, descending
 
 Of = Literal["edges", "terms", "paths"]
 _TERMS: dict[str, Any] = {"terms": ten_terms_by_heads, "paths": path_terms}
@@ -27,7 +27,7 @@ _DRAWN = 64  # terms of the picture in a notebook
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(Table):
     """A circuit: the terms that remain after pruning, returned by `find_circuit`.
 
     Parameters
@@ -57,35 +57,7 @@ class Circuit:
     loss: float
     metric: Metric = "loss"
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all terms, the kept ones first: term, is_kept, effect, loss after its removal.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        n_kept, n_removed = len(self.kept), len(self.removed)
-        columns = {
-            "term": [*self.kept, *self.removed],
-            "is_kept": np.arange(n_kept + n_removed) < n_kept,
-            "effect": np.append(self.effects, np.full(n_removed, np.nan)),
-            "loss": np.append(np.full(n_kept, np.nan), self.losses),
-        }
-        return data_frame("Circuit.to_frame", columns)
-
-    def _repr_html_(self) -> str:
-        rows = [[self.kept[k], f"{self.loss + self.effects[k]:.3f}"] for k in self._order[:_SHOWN]]
-        parts = table([self.of, f"{_METRICS[self.metric]} without it"], rows)
-        if self.kept:
-            label = "effects of the remaining terms, largest first"
-            parts += heat_image(self.effects[self._order[:_DRAWN]][None], label, width=320)
-        return facts(self._title, {}, parts)
-
-    def __repr__(self) -> str:
-        lines = [self._title, f"  {'':24}{_METRICS[self.metric]} without it"]
-        lines += [f"  {self.kept[k]:24}{self.loss + self.effects[k]:15.3f}" for k in self._order[:_SHOWN]]
-        return "\n".join(lines + (["  ..."] if len(self.kept) > _SHOWN else []))
+    _HIDDEN = ("is_kept", "loss")
 
     @property
     def _title(self) -> str:
@@ -94,9 +66,23 @@ class Circuit:
         value = f"{_METRICS[self.metric]} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
         return f"{len(self.kept)} of {total} {self.of}{remainder}, {value}"
 
-    @property
-    def _order(self) -> Array:
-        return np.argsort(-self.effects, kind="stable")
+    def _columns(self, rows: Any) -> Columns:
+        n_kept, n_removed = len(self.kept), len(self.removed)
+        return {
+            "term": np.array([*self.kept, *self.removed], dtype=object)[rows],
+            "is_kept": (np.arange(n_kept + n_removed) < n_kept)[rows],
+            "effect": np.append(self.effects, np.full(n_removed, np.nan))[rows],
+            "loss": np.append(np.full(n_kept, np.nan), self.losses)[rows],
+        }
+
+    def _printed(self) -> Array:
+        return descending(self.effects, _SHOWN)
+
+    def _picture(self) -> str:
+        if not self.kept:
+            return ""
+        effects = self.effects[descending(self.effects, _DRAWN)]
+        return heat_image(effects[None], "effects of the remaining terms, largest first", width=320)
 
 
 @accepts_models

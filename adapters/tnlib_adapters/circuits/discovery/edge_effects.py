@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnlib import ArgumentError
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.ablation import Ablation, AblationKind, as_ablation
 from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.circuits.discovery.pruning import integrated_effects
+from tnlib_adapters.result_table import Columns, Table, descending
 
 _SHOWN = 10  # edges listed by repr
 _DRAWN = 64  # edges of the picture in a notebook
@@ -32,7 +32,7 @@ class Recovery(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EdgeEffects:
+class EdgeEffects(Table):
     """Effects of edges on a loss, returned by `edge_effects`.
 
     Parameters
@@ -64,7 +64,7 @@ class EdgeEffects:
     def top(self, n: int) -> list[tuple[str, float]]:
         """Return the n edges with the largest effect, measured if known, else integrated, as (name, effect)."""
         effects = np.where(np.isnan(self.measured), self.integrated, self.measured)
-        order = np.argsort(-np.abs(effects), kind="stable")[: as_count("EdgeEffects.top", "n", n, least=0)]
+        order = self._largest[: as_count("EdgeEffects.top", "n", n, least=0)]
         return [(self.names[k], float(effects[k])) for k in order]
 
     def recovery(self, kept: Collection[str], least: float) -> Recovery:
@@ -88,44 +88,36 @@ class EdgeEffects:
         common = len(wanted & set(kept))
         return Recovery(common / max(len(set(kept)), 1), common / max(len(wanted), 1), len(wanted))
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all edges in order of the model: writer, reader, and the three effects.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        writers, readers = zip(*(name.split(" -> ") for name in self.names), strict=True)
-        effects = {"first_order": self.first_order, "integrated": self.integrated, "measured": self.measured}
-        return data_frame("EdgeEffects.to_frame", {"writer": writers, "reader": readers, **effects})
-
-    def _repr_html_(self) -> str:
-        effects = np.stack([self.first_order, self.integrated, self.measured])  # estimate edge
-        order = [self.names.index(name) for name, _ in self.top(_DRAWN)]
-        rows = [[self.names[k], *("" if np.isnan(x) else f"{x + 0.0:.3f}" for x in effects[:, k])] for k in order]
-        label = "effects of the largest edges as columns; to first order, integrated and measured as rows"
-        parts = table(["edge", "first order", "integrated", "measured"], rows[:_SHOWN])
-        return facts(self._title, {}, parts + heat_image(effects[:, order], label, width=320))
+    @property
+    def _largest(self) -> Array:
+        """Numbers of the edges, largest effect first."""
+        return descending(np.abs(np.where(np.isnan(self.measured), self.integrated, self.measured)))
 
     @property
     def _title(self) -> str:
         n_measured = int((~np.isnan(self.measured)).sum())
         return f"{len(self.names)} edges, {n_measured} of them measured; loss {self.loss:.3f}"
 
-    def __repr__(self) -> str:
+    def _columns(self, rows: Any) -> Columns:
+        writers, readers = np.array([name.split(" -> ") for name in self.names], dtype=object)[rows].T
+        effects = {"first_order": self.first_order, "integrated": self.integrated, "measured": self.measured}
+        return {"writer": writers, "reader": readers} | {name: effect[rows] for name, effect in effects.items()}
+
+    def _printed(self) -> Array:
+        return self._largest[:_SHOWN]
+
+    def _notes(self) -> list[str]:
         known = ~np.isnan(self.measured)
-        lines = [self._title]
         size = np.linalg.norm(self.measured[known])
-        if size > 0:
-            errors = (np.linalg.norm((a - self.measured)[known]) / size for a in (self.first_order, self.integrated))
-            lines.append("  relative error {:.2f} to first order, {:.2f} integrated".format(*errors))
-        lines.append(f"  {'':24}first order  integrated  measured")
-        for name, _ in self.top(_SHOWN):
-            k = self.names.index(name)
-            row = f"  {name:24}{self.first_order[k] + 0.0:11.3f}{self.integrated[k] + 0.0:12.3f}"
-            lines.append(row if np.isnan(self.measured[k]) else f"{row}{self.measured[k] + 0.0:10.3f}")
-        return "\n".join(lines + (["  ..."] if len(self.names) > _SHOWN else []))
+        if size == 0:
+            return []
+        errors = (np.linalg.norm((a - self.measured)[known]) / size for a in (self.first_order, self.integrated))
+        return ["relative error {:.2f} to first order, {:.2f} integrated".format(*errors)]
+
+    def _picture(self) -> str:
+        effects = np.stack([self.first_order, self.integrated, self.measured])  # estimate edge
+        label = "effects of the largest edges as columns; to first order, integrated and measured as rows"
+        return heat_image(effects[:, self._largest[:_DRAWN]], label, width=320)
 
 
 @accepts_models

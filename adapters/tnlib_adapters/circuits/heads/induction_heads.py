@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -28,9 +28,9 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.composition.head_pairs import compositions
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.circuits.discovery.gated_model import GatedModel
 from tnlib_adapters.circuits.discovery.targets import targets_of
+from tnlib_adapters.circuits.head_names import head_name
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
 from tnlib_adapters.circuits.heads.repeated_sequences import random_segments, segments_twice
@@ -38,6 +38,7 @@ from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
 from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.result_table import HeadTable, descending
 
 _CLEAR = 0.4  # smallest share of attention that makes an induction head
 _SHARE = 0.2  # smallest effect of a head that is counted, as a share of the largest
@@ -122,7 +123,7 @@ def toy_induction(x: Array) -> ToyInduction:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Induction:
+class Induction(HeadTable):
     """Induction circuit of a model, returned by `find_induction`. Arrays have shape (layers, heads).
 
     Parameters
@@ -161,6 +162,9 @@ class Induction:
     standard_error: Array
     n_sequences: int
 
+    _SCORES = ("previous_token", "induction", "composition", "copying", "lost", "effect", "standard_error")
+    _FORMATS: ClassVar = {"lost": ".1%"}
+
     @property
     def previous_head(self) -> Head:
         """The head before the last layer with the largest attention to the previous token."""
@@ -191,36 +195,13 @@ class Induction:
 
         return np.asarray(stdtrit(self.n_sequences - 1, _UPPER) * self.standard_error)
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all heads, with the arrays as columns.
+    @property
+    def _title(self) -> str:
+        previous = head_name(self.previous_head)
+        return f"Previous-token head {previous}; loss on repeats {self.loss:.2f}, chance {self.chance:.2f}"
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        layer, head = np.indices(self.lost.shape).reshape(2, -1)
-        names = ("previous_token", "induction", "composition", "copying", "lost", "effect", "standard_error")
-        columns = {name: getattr(self, name).ravel() for name in names}
-        return data_frame("Induction.to_frame", {"layer": layer, "head": head, **columns})
-
-    def __repr__(self) -> str:
-        layer, head = self.previous_head
-        gap = f"loss on repeats {self.loss:.2f}, chance {self.chance:.2f}"
-        lines = [
-            f"Previous-token head {layer}.{head}; {gap}",
-            "  head  one back  induction  K over chance  copying  effect            lost without it in keys",
-        ]
-        shown = np.sort(np.argsort(-np.maximum(self.effect, 0), axis=None, kind="stable")[:_SHOWN])
-        lines += [self._row(np.unravel_index(k, self.effect.shape)) for k in shown]
-        return "\n".join(lines + (["  ..."] if self.effect.size > _SHOWN else []))
-
-    def _row(self, at: tuple[Any, ...]) -> str:
-        k, copying = ("" if np.isnan(a[at]) else f"{a[at]:.2f}" for a in (self.composition, self.copying))
-        lost_share = "" if np.isnan(self.lost[at]) else f"{100 * self.lost[at] + 0.0:.1f} %"
-        patterns = f"{self.previous_token[at]:10.2f}{self.induction[at]:11.2f}"
-        effect = f"{self.effect[at] + 0.0:.3f} +- {self.standard_error[at]:.3f}"
-        return f"{at[0]:>4}.{at[1]}{patterns}{k:>15}{copying:>9}  {effect}{lost_share:>25}".rstrip()
+    def _printed(self) -> Array:
+        return np.sort(descending(np.maximum(self.effect, 0), _SHOWN))
 
 
 @accepts_models

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._html import facts, heat_image
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
 from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights
+from tnlib_adapters.result_table import HeadTable, descending
 
 HeadKind = Literal["previous", "duplicate", "induction"]
 
@@ -32,7 +32,7 @@ _LONGEST = 50  # tokens per segment
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PatternScores:
+class PatternScores(HeadTable):
     """Attention scores of every head, returned by `pattern_scores` and `repeat_scores`.
 
     Parameters
@@ -53,36 +53,22 @@ class PatternScores:
         check_choice("PatternScores.largest", "kind", kind, get_args(HeadKind))
         count = as_count("PatternScores.largest", "n", n, least=0)
         shares: Array = getattr(self, kind)
-        order = np.argsort(-shares, axis=None, kind="stable")[:count]
-        at = [divmod(int(k), shares.shape[1]) for k in order]
+        at = [divmod(int(k), shares.shape[1]) for k in descending(shares, count)]
         return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of all heads: layer, head, previous, duplicate, induction.
+    _SCORES = ("previous", "duplicate", "induction")
 
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        layer, head = np.indices(self.previous.shape).reshape(2, -1)
-        shares = {kind: getattr(self, kind).ravel() for kind in get_args(HeadKind)}
-        return data_frame("PatternScores.to_frame", {"layer": layer, "head": head, **shares})
+    @property
+    def _title(self) -> str:
+        return f"PatternScores of {self.previous.size} heads"
 
-    def _repr_html_(self) -> str:
-        pictures = "".join(
-            f"<div>{kind}, chance {self.chance[kind]:.2f}<br>{heat_image(getattr(self, kind), kind, width=160)}</div>"
-            for kind in get_args(HeadKind)
+    def _notes(self) -> list[str]:
+        return ["chance: " + ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.chance.items())]
+
+    def _picture(self) -> str:
+        return "".join(
+            f"<div>{kind}<br>{heat_image(getattr(self, kind), kind, width=160)}</div>" for kind in get_args(HeadKind)
         )
-        layers, heads = self.previous.shape
-        return facts(f"PatternScores of {layers} layers of {heads} heads", {}, pictures)
-
-    def __repr__(self) -> str:
-        lines = [f"PatternScores of {self.previous.size} heads"]
-        for kind in get_args(HeadKind):
-            heads = "  ".join(f"{layer}.{head} {share:.2f}" for (layer, head), share in self.largest(kind, 4))
-            lines.append(f"  {kind:10} chance {self.chance[kind]:.2f}   {heads}")
-        return "\n".join(lines)
 
 
 def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:

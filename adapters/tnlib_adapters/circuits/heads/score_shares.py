@@ -18,6 +18,7 @@ be negative where parts of the query cancel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,14 @@ from tnlib_adapters.circuits.effective_head import (
     stream_head,
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.result_table import Columns, Table
 
 QUERY = ("common", "token", "position")
 KEY = ("token", "position", "both")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ScoreShares:
+class ScoreShares(Table):
     """Shares of the variance of a head's scores over its keys, returned by `score_shares`.
 
     Parameters
@@ -67,12 +69,15 @@ class ScoreShares:
         """Share of the key's position."""
         return float(self.shares[:, 1].sum())
 
-    def __repr__(self) -> str:
-        head = "  query \\ key" + "".join(f"{k:>10}" for k in KEY)
-        rows = zip(QUERY, self.shares, strict=True)
-        lines = [f"ScoreShares, scores vary by {self.deviation:.3g}", head]
-        lines += [f"  {name:<11}" + "".join(f"{share:>10.3f}" for share in row) for name, row in rows]
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+    @property
+    def _title(self) -> str:
+        return f"ScoreShares, scores vary by {self.deviation:.3g}; parts of the query as rows, of the key as columns"
+
+    def _columns(self, rows: Any) -> Columns:
+        return {"query": QUERY[rows]} | dict(zip(KEY, self.shares[rows].T, strict=True))
+
+    def _notes(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
 
 
 @accepts_models

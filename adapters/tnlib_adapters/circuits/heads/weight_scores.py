@@ -40,10 +40,11 @@ from tnlib_adapters.circuits.effective_head import (
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.result_table import HeadTable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class WeightScores:
+class WeightScores(HeadTable):
     """Head scores from weights, returned by `weight_scores`.
 
     Parameters
@@ -74,16 +75,14 @@ class WeightScores:
         at = np.unravel_index(int(products.argmax()), products.shape)
         return (int(at[0]), int(at[1])) if products[at] > 0 else None
 
-    def __repr__(self) -> str:
-        lines = [f"WeightScores of {self.previous.size} heads"]
-        for name, scores in (("previous", self.previous), ("duplicate", self.duplicate), ("induction", self.induction)):
-            order = np.argsort(-scores, axis=None, kind="stable")[:4]
-            at = [divmod(int(k), scores.shape[1]) for k in order]
-            chance = self.chance if name == "previous" else 0.0
-            lines.append(
-                f"  {name:10} chance {chance:.2f}   " + "  ".join(f"{i}.{j} {scores[i, j]:.2f}" for i, j in at)
-            )
-        return "\n".join(lines)
+    _SCORES = ("previous", "duplicate", "induction")
+
+    @property
+    def _title(self) -> str:
+        return f"WeightScores of {self.previous.size} heads"
+
+    def _notes(self) -> list[str]:
+        return [f"chance: previous {self.chance:.3f}, others 0"]
 
 
 @accepts_models

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.layers import normed
+from tnlib_adapters.result_table import Columns, Table, descending
 from tnlib_adapters.transforms.frozen_heads import FrozenHeads
 from tnlib_adapters.transforms.frozen_model import FrozenModel
 from tnlib_adapters.transforms.frozen_norm import FrozenNorm
@@ -36,7 +36,7 @@ _SHOWN = 8  # rows of a printed table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LogitContributions:
+class LogitContributions(Table):
     """Contributions of the parts of a model to a logit, or another readout of its output at one position.
 
     Contributions are computed when they are read: direct ones from one position of every layer, those of all paths by a
@@ -122,38 +122,24 @@ class LogitContributions:
     def _at_position(self) -> FrozenModel:
         return self.model.at(self.position)
 
-    def __repr__(self) -> str:
-        largest = np.argsort(-np.abs(self.direct), kind="stable")[:_SHOWN]
-        width = max((len(self.names[k]) for k in largest), default=4) + 2
-        rows = [f"  {self.names[k]:{width}}{self.direct[k]:9.3f}{self.through[k]:14.3f}" for k in largest]
-        head = f"  {'':{width}}{'direct':>9}{'on all paths':>14}"
+    @property
+    def _title(self) -> str:
+        return f"LogitContributions, {self.total:.3f}"
+
+    def _columns(self, rows: Any) -> Columns:
+        names = np.array(self.names, dtype=object)
+        return {"component": names[rows], "direct": self.direct[rows], "through": self.through[rows]}
+
+    def _printed(self) -> Array:
+        return descending(np.abs(self.direct), _SHOWN)
+
+    def _notes(self) -> list[str]:
         remainder = sum(v for name, v in zip(self.sources, self.by_source, strict=True) if name.endswith("remainder"))
-        ends = f"  embedding {self.by_position.sum():.3f}, biases {self.by_source.sum() - remainder:.3f}"
-        if any(name.endswith("remainder") for name in self.sources):
-            ends += f", remainders {remainder:.3f}"
-        return "\n".join([f"LogitContributions, {self.total:.3f}", head, *rows, ends])
+        biases = self.by_source.sum() - remainder
+        return [f"embedding {self.by_position.sum():.3f}, biases {biases:.3f}, remainders {remainder:.3f}"]
 
-    def _repr_html_(self) -> str:
-        largest = np.argsort(-np.abs(self.direct), kind="stable")[:_SHOWN]
-        rows = [[self.names[k], f"{self.direct[k]:.3f}", f"{self.through[k]:.3f}"] for k in largest]
-        sums = {
-            "embedding": f"{self.by_position.sum():.3f}",
-            "biases and remainders": f"{self.by_source.sum():.3f}",
-        }
-        positions = heat_image(self.by_position[None], "contributions of the positions, first to last", width=320)
-        parts = table(["component", "direct", "on all paths"], rows) + positions
-        return facts(f"LogitContributions, {self.total:.3f}", sums, parts)
-
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of the components: name, direct contribution, contribution on all paths.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        columns = {"component": self.names, "direct": self.direct, "through": self.through}
-        return data_frame("LogitContributions.to_frame", columns)
+    def _picture(self) -> str:
+        return heat_image(self.by_position[None], "contributions of the positions, first to last", width=320)
 
 
 def logit_contributions(

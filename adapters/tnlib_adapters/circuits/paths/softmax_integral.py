@@ -24,16 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log, pi, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tnlib import ArgumentError
-from tnlib._html import facts, heat_image, table
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_real
-from tnlib_adapters.circuits.data_frames import data_frame
 from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.result_table import Columns, Table, descending
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
 _MOST = 5e6  # numbers of one array of a chunk of rows
@@ -43,7 +43,7 @@ _STRIP = sqrt(2) * (1 + sqrt(2))  # bound of the integrand for terms of modulus 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SoftmaxAttributions:
+class SoftmaxAttributions(Table):
     """Attention weights as a sum over terms of the scores, returned by `softmax_attributions`.
 
     Parameters
@@ -58,6 +58,11 @@ class SoftmaxAttributions:
         (terms, ..., n): bound of the quadrature error of every term and query, summed over keys.
     n_nodes
         Number of nodes of the quadrature.
+
+    Notes
+    -----
+    In the table, "change" is the sum over keys of the moduli of a term, averaged over queries; "bound" is the largest
+    one of the term.
     """
 
     terms: Array
@@ -66,22 +71,7 @@ class SoftmaxAttributions:
     bound: Array
     n_nodes: int
 
-    def to_frame(self) -> Any:
-        """Return a pandas.DataFrame of the terms: term, change, bound.
-
-        The change is the sum over keys of the moduli of the term, the mean over all queries; the bound the largest one.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If pandas is not installed.
-        """
-        columns = {
-            "term": np.arange(len(self.terms)),
-            "change": self._changes,
-            "bound": self._of_terms(self.bound).max(1),
-        }
-        return data_frame("SoftmaxAttributions.to_frame", columns)
+    _FORMATS: ClassVar = {"bound": ".0e"}
 
     @property
     def _changes(self) -> Array:
@@ -91,24 +81,23 @@ class SoftmaxAttributions:
     def _of_terms(self, by_query: Array) -> Array:
         return by_query.reshape(len(self.terms), -1)
 
-    def _repr_html_(self) -> str:
-        changes = self._changes
-        largest = np.argsort(-changes, kind="stable")[:_SHOWN]
-        rows = {
-            "weights": str(self.baseline.shape),
-            "remainder": f"at most {np.abs(self.remainder).max():.1g}",
-            "nodes": str(self.n_nodes),
-        }
-        parts = table(["term", "mean change of the weights"], [[str(k), f"{changes[k]:.3f}"] for k in largest])
-        label = "mean change of the weights by the terms, largest first"
-        picture = heat_image(np.sort(changes)[::-1][None, :_DRAWN], label, width=320)
-        return facts(f"SoftmaxAttributions of {len(self.terms)} terms", rows, parts + picture)
+    @property
+    def _title(self) -> str:
+        return f"SoftmaxAttributions of {len(self.terms)} terms of weights {self.baseline.shape}"
 
-    def __repr__(self) -> str:
-        return (
-            f"SoftmaxAttributions({len(self.terms)} terms of weights {self.baseline.shape}, remainder at most "
-            f"{np.abs(self.remainder).max():.1g}, {self.n_nodes} nodes)"
-        )
+    def _columns(self, rows: Any) -> Columns:
+        bounds = self._of_terms(self.bound).max(axis=1)
+        return {"term": np.arange(len(self.terms))[rows], "change": self._changes[rows], "bound": bounds[rows]}
+
+    def _printed(self) -> Array:
+        return descending(self._changes, _SHOWN)
+
+    def _notes(self) -> list[str]:
+        return [f"remainder at most {np.abs(self.remainder).max():.1g}, {self.n_nodes} nodes"]
+
+    def _picture(self) -> str:
+        label = "mean change of the weights by the terms, largest first"
+        return heat_image(np.sort(self._changes)[::-1][None, :_DRAWN], label, width=320)
 
 
 def softmax_attributions(

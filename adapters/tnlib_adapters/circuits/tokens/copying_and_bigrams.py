@@ -13,6 +13,7 @@ vector added to every column of the unembedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.result_table import Columns, Table
 
 _CELLS = 1 << 23  # logits in memory at a time
 _BLOCK = 1 << 12  # tokens per block converted to float64
@@ -205,7 +207,7 @@ def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | N
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bigrams:
+class Bigrams(Table):
     """Most likely successors of each token by the direct path, returned by `bigrams`.
 
     Parameters
@@ -225,16 +227,20 @@ class Bigrams:
     probabilities: Array
     vocabulary: Vocabulary
 
-    def __repr__(self) -> str:
+    @property
+    def _title(self) -> str:
+        return f"Successors of {len(self.tokens):,} tokens by the direct path, with their probabilities"
+
+    def _columns(self, rows: Any) -> Columns:
         name = self.vocabulary.name
-        rows = zip(self.tokens[:_SHOWN], self.successors, self.probabilities, strict=False)
-        lines = [
-            f"{name(token):>12} -> "
-            + "  ".join(f"{name(s)} {p:.2f}" for s, p in zip(successors, probabilities, strict=True))
-            for token, successors, probabilities in rows
-        ]
-        more = len(self.tokens) - _SHOWN
-        return "\n".join(lines + [f"... and {more:,} more tokens"] * (more > 0))
+        columns: Columns = {"token": [name(token) for token in self.tokens[rows]]}
+        for k in range(self.successors.shape[1]):
+            columns[f"next_{k + 1}"] = [name(token) for token in self.successors[rows, k]]
+            columns[f"p_{k + 1}"] = self.probabilities[rows, k]
+        return columns
+
+    def _printed(self) -> slice:
+        return slice(_SHOWN)
 
 
 @accepts_models
