@@ -14,7 +14,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._files import write_whole
-from tnlib._fit import Fit, shorten, wrong_type
+from tnlib._fit import Fit, refuse_other_arrays, shorten, wrong_type
 from tnlib._format import Format
 from tnlib._registry import format_class, implementation
 from tnlib._typing import Array
@@ -72,6 +72,7 @@ def as_diagram(value: Any) -> Diagram:
     """Return the diagram that `draw` paints."""
     if isinstance(value, Diagram):
         return value
+    refuse_other_arrays("draw", "value", value)
     if (format_diagram := implementation("diagram", type(value))) is not None:
         diagram: Diagram = format_diagram(value)
         return diagram

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit
+from tnlib._fit import Fit, refuse_other_arrays
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib._validate import as_array
-from tnlib.formats.other_arrays import OtherArrays, refuse
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
@@ -65,18 +64,12 @@ def wrong_object(function: str, obj: Any, kinds: str) -> ArgumentTypeError:
     return ArgumentTypeError(f"{function}: obj must be {kinds}, got a {kind}; bring it to one of these first.")
 
 
-def refuse_other_arrays(function: str, value: Format) -> None:
-    """Raise where a format holds arrays of another library than numpy."""
-    if isinstance(value, OtherArrays):
-        refuse(function, "value", value)
-
-
 def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:
     """Return new cores that include the factor 2**exponent, for a library without a separate scale.
 
     The centre absorbs the factor, which preserves the gauge; without a centre, all cores share it.
     """
-    refuse_other_arrays(function, t)
+    refuse_other_arrays(function, "value", t)
     cores = [np.array(core, t.dtype, order="C") for core in t.cores]
     if t.exponent == 0:
         return cores

@@ -10,7 +10,7 @@ import numpy as np
 import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
@@ -21,7 +21,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
-from tnlib.interop.core_arrays import refuse_other_arrays, wrong_value
+from tnlib.interop.core_arrays import wrong_value
 from tnlib.interop.quimb.network_arguments import as_index_names
 
 Names: TypeAlias = tuple[str, ...]
@@ -107,7 +107,7 @@ def to_quimb(value: TensorTrain | TTMatrix) -> qtn.MatrixProductState | qtn.Matr
     """
     if not isinstance(value, TensorTrain | TTMatrix):
         raise wrong_value("to_quimb", value, "a TensorTrain or a TTMatrix")
-    refuse_other_arrays("to_quimb", value)
+    refuse_other_arrays("to_quimb", "value", value)
     arrays = [np.array(core, value.dtype, order="C") for core in value.cores]
     arrays[0] = arrays[0][0]  # quimb recognises an open chain by the rank of its first array
     arrays[-1] = arrays[-1][..., 0]

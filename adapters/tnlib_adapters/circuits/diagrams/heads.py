@@ -37,7 +37,7 @@ def to_key_value(
     layer: Attention, hub: int, node: int, selection: int, at: tuple[float, float]
 ) -> tuple[list[Node], list[Leg]]:
     """Return what joins the head index to key or value weights: a leg, or the node G, with the number `selection`."""
-    group = layer.n_heads // layer.kv_heads
+    group = layer.group_size
     if group == 1:
         return [], [Leg(hub, node, "", layer.n_heads, axes=(None, 0))]
     shared = Leg(selection, node, f"shared by {group}", layer.kv_heads, axes=(1, 0))
