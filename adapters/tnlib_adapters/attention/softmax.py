@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import namespace
 from tnlib._typing import Array
-from tnlib.linalg.array_namespace import namespace
 
 
 def library_of(x: Array) -> Any:
