@@ -231,7 +231,7 @@ def test_tables(llama: Checkpoint) -> None:
     assert repr(frozen).startswith("FrozenModel(4 layers of 8, 8, 8, 8 heads, 4 feed-forward layers, on 9 positions")
     assert "remainder of a feed-forward layer at most" in repr(frozen)
     table = repr(circuits.logit_contributions(frozen, 9))
-    assert "on all paths" in table
+    assert "through" in table
     assert "remainders" in table
     assert "experts" in repr(FrozenFeedForward((None, None), None, None, np.zeros((2, 3)), None))  # type: ignore[arg-type]
 
