@@ -187,7 +187,6 @@ def convert(source: str | os.PathLike[str], out: Path, paper: str, sizes: dict[s
         takes="",
         sizes=tuple(sizes),
         make=f"{__name__}:{PAPERS[paper].__name__}",
-        text_required=True,
     )
     defaults = {field.name: field.default for field in fields(Request)}
     request = LayoutRequest(row, sizes, Request.of(**defaults | {"keep": 1.0, "method": "", "calibrate": text}))

@@ -1,6 +1,6 @@
 """Layouts that are smaller models, on the built-in Llama: predictions beside the original, and bytes of the KV cache.
 
-    python -m benchmarks.smaller_models [--layout mimo ...] [--write]
+    python -m benchmarks.smaller_models [--layout narrow ...] [--write]
 
 Needs a Debian system with its manuals. Calibrates on the 2,400 sentences of `benchmarks.calibrated` with text "both",
 and compares predictions on its test sentences: 300 of the manuals and 300 of the Python reference. Prints a Markdown
@@ -24,41 +24,38 @@ from benchmarks.texts import sentences
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 HEADINGS = {
-    "mimo": "## Narrower values: `--layout mimo`",
     "narrow": "## Smaller sizes: `--layout narrow`",
     "mla": "## One latent for keys and values: `--layout mla`",
 }
-# options of `compress`, and whether a text is read
-CASES: dict[str, list[tuple[dict[str, int], bool]]] = {
-    "mimo": [({"v_head_dim": r}, by_text) for r in (12, 8, 4) for by_text in (False, True)],
+CASES: dict[str, list[dict[str, int]]] = {  # sizes
     "narrow": [
-        ({"head_dim": 12}, True),
-        ({"head_dim": 8}, True),
-        ({"intermediate_size": 240}, True),
-        ({"intermediate_size": 160}, True),
-        ({"head_dim": 12, "intermediate_size": 240}, True),
-        ({"head_dim": 8, "intermediate_size": 160}, True),
+        {"head_dim": 12},
+        {"head_dim": 8},
+        {"intermediate_size": 240},
+        {"intermediate_size": 160},
+        {"head_dim": 12, "intermediate_size": 240},
+        {"head_dim": 8, "intermediate_size": 160},
     ],
-    "mla": [({"kv_lora_rank": r, "qk_rope_head_dim": 8}, True) for r in (10, 24)],
+    "mla": [{"kv_lora_rank": r, "qk_rope_head_dim": 8} for r in (10, 24)],
 }
 TEXT = "2,400 sentences"
 COLUMNS = ("sizes", "text", "numbers of the weights kept", "KV cache, bytes a token")
 
 
 def row_of(
-    layout: str, sizes: dict[str, int], calibration: Path | None, tests: list[Path], paper: str | None = None
+    layout: str, sizes: dict[str, int], calibration: Path, tests: list[Path], paper: str | None = None
 ) -> list[str]:
     """Return the cells of one row, of a layout or of a published conversion to it."""
     source = folder_of("llama")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        if paper is None or calibration is None:
+        if paper is None:
             report = tnlib_adapters.compress(source, out, layout=layout, sizes=sizes, calibrate=calibration)
         else:
             report = convert(source, out, paper, sizes, calibration)
         measured = [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
     by = "" if paper is None else f", by {paper}"
-    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()) + by, "none" if calibration is None else TEXT]
+    cells = [", ".join(f"{key} {size}" for key, size in sizes.items()) + by, TEXT]
     cells += [f"{report.kept:.2f}", f"{report.cache_bytes['after']:,} of {report.cache_bytes['before']:,}"]
     for measures in measured:
         cells += [f"{measures['perplexity, after']:.2f}", f"{measures['divergence (nats a token)']:.4f}"]
@@ -97,10 +94,9 @@ def main(layouts: tuple[str, ...], write: bool) -> None:
         for layout in layouts:
             table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
             table.append(f"| {' | '.join(row_of_original(tests))} |")
-            for sizes, by_text in CASES[layout]:
-                text = calibration if by_text else None
+            for sizes in CASES[layout]:
                 for paper in (*PAPERS, None) if layout == "mla" else (None,):
-                    table.append(f"| {' | '.join(row_of(layout, sizes, text, tests, paper))} |")
+                    table.append(f"| {' | '.join(row_of(layout, sizes, calibration, tests, paper))} |")
                     print(table[-1], flush=True)
             if write:
                 write_table(layout, table)

@@ -52,11 +52,6 @@ BLOOM = {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4, "bos_to
 PHI3 = {**GROUPED, "hidden_size": 32, "original_max_position_embeddings": 16}
 T5 = {"vocab_size": 50, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 4}
 T5 |= {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 7, "decoder_start_token_id": 0}
-MIMO = {**WIDE, "v_head_dim": 7, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense"] * 2}
-MIMO |= {"attention_value_scale": None}
-MIMO |= {
-    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.6}}
-}
 VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
 VIT |= {"image_size": 12, "patch_size": 4}
 
@@ -132,8 +127,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_moe_normalised": lambda: tf.Qwen3MoeForCausalLM(
         tf.Qwen3MoeConfig(**WIDE, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[0])
     ),
-    "mimo_v2_flash": lambda: tf.MiMoV2FlashForCausalLM(tf.MiMoV2FlashConfig(**MIMO)),
-    "mimo_v2_flash_biases": lambda: tf.MiMoV2FlashForCausalLM(tf.MiMoV2FlashConfig(**MIMO, attention_bias=True)),
     "gemma": lambda: tf.GemmaForCausalLM(tf.GemmaConfig(**WIDE)),
     "gemma2": lambda: tf.Gemma2ForCausalLM(
         tf.Gemma2Config(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 import transformers_models as models
-from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of, with_maxima
+from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of
 from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
@@ -61,7 +61,6 @@ def scores(case: Case) -> Cell:
     worst = 0.0
     for layer, (theirs, _, x, read, _) in case.layers():
         seen = mask_of(layer, x, read)
-        theirs = with_maxima(layer, theirs, x) if "mimo" in case.checkpoint.wiring.model_type else theirs
         ours, theirs = scores_of(layer, x, read), from_the_diagonal(layer, theirs)
         worst = max(worst, *(off(o[seen], t[seen]) for o, t in zip(ours, theirs, strict=True)))
     return worst
@@ -282,10 +281,8 @@ Details and limits:
 - Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
   change them, and refuses `--what mlp` and `--what all`.
 - Attention on latent vectors (DeepSeek) is stored as maps to and from them. Methods `matrix`, `ttm` and `calibrated` of
-  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker`, `cp` and `compare` are
-  refused. `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
-- MiMo-V2-Flash is supported with dense layers and full attention only, as `compress --layout mimo` writes it. Methods
-  `tucker` and `cp` are refused, because values are narrower than queries and keys.
+  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker` and `cp` are refused.
+  `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
 - `rotate` is refused where the weights of a norm cannot be folded: norms on the stream itself (BERT, OPT with norms
   after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm whose
   output is read by no weight that tnlib knows. It is also refused if parts that tnlib does not know, such as poolers,

@@ -23,13 +23,6 @@ def from_the_diagonal(layer: Attention, scores: np.ndarray) -> np.ndarray:
     return scores - layer.alibi[:, None, None] * np.arange(scores.shape[1])[:, None]
 
 
-def with_maxima(layer: Attention, scores: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Scores with the maximum of every row added, which MiMo-V2 subtracts before the softmax."""
-    seen = visible(scores)
-    maxima = np.where(seen, layer.scores(x), -np.inf).max(-1, keepdims=True)
-    return np.where(seen, scores + maxima, scores)
-
-
 def scores_of(layer: Attention, x: np.ndarray, read: np.ndarray) -> np.ndarray:
     """Scores of queries of x and keys of what the layer reads, which are the same but for cross-attention."""
     return layer.scores(x, read) if layer.cross else layer.scores(x)

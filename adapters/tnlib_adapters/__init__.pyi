@@ -15,9 +15,6 @@ from .checkpoints.checkpoint import open_model as open_model
 from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
-from .compression.adapter.extract_adapter import Adapter as Adapter
-from .compression.adapter.extract_adapter import extract_adapter as extract_adapter
-from .compression.compare.by_layer import compare as compare
 from .compression.compress import compress as compress
 from .compression.cost.estimate import Cost as Cost
 from .compression.cost.estimate import estimate_cost as estimate_cost
@@ -33,8 +30,6 @@ from .transforms.freezing import freeze as freeze
 from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
-from .transforms.memory_edit import edit_memory as edit_memory
-from .transforms.memory_edit import feed_forward_keys as feed_forward_keys
 from .transforms.rotation import rotate as rotate
 from .transforms.stream_basis import stream_basis as stream_basis
 

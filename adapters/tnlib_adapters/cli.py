@@ -21,13 +21,10 @@ from tnlib_adapters.cli_options import (
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.demo import FOLDER as DEMO_FOLDER
-from tnlib_adapters.files.tokenizer import MAX_TOKENS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
-_LINES_HELP = f"Lines are truncated at {MAX_TOKENS} tokens; a language model reads windows of that many."
 _IN_HELP = (
     "IN is a checkpoint folder, the name of a model in the local cache of the Hugging Face hub, or one of the trained "
     "models that are part of the package: " + ", ".join(f'"{name}"' for name in BUILTIN) + "."
@@ -39,9 +36,7 @@ Examples:
   tnlib demo
   tnlib compress IN OUT --calibrate TEXT
   tnlib plan IN --calibrate TEXT
-  tnlib compare IN --keep 0.75 --keep 0.5 --out FOLDER
   tnlib evaluate IN OUT TEXT
-  tnlib adapter BASE TUNED OUT --rank 16
   tnlib export-onnx IN OUT
   tnlib decompose X.npy OUT.safetensors --rtol 1e-6
   tnlib info OUT.safetensors
@@ -80,7 +75,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES)
 @click.version_option(package_name="tnlib")
 def main() -> None:
-    """Tensor decompositions of transformer checkpoints and arrays: compress, compare, evaluate, inspect, decompose."""
+    """Tensor decompositions of transformer checkpoints and arrays: compress, evaluate, inspect, decompose."""
 
 
 @main.command()
@@ -106,7 +101,7 @@ def demo(out: Path, force: bool) -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
 @click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for the layouts mimo, narrow and mla: a size in config.json, see Layouts below; "
+              help="Instead of --keep, for the layouts narrow and mla: a size in config.json, see Layouts below; "
               "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Distribute the work over N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
@@ -150,35 +145,6 @@ def plan(source: str, **options: Any) -> None:
     show_cost(cost)
 
 
-@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP})
-@click.argument("source", metavar="IN")
-@click.option("--keep", "keeps", type=float, multiple=True, metavar="FRACTION", default=(0.75, 0.5, 0.25),
-              show_default=True, help="Fraction of the parameters to measure; may be given several times.")  # fmt: skip
-@click.option("--bits", type=float, multiple=True, metavar="BITS", default=(4.0, 3.0), show_default=True,
-              help="Average bits per parameter for the method quantized; may be given several times.")  # fmt: skip
-@click.option("--method", "methods", type=click.Choice(tuple(TABLE)), multiple=True,
-              help="Method to measure, see Methods below; may be given several times. All by default.")  # fmt: skip
-@click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-              help="Text file of calibration data. Errors are measured on a held-out tenth of it. All methods run with "
-              "and without the calibration data, with factors in float and in int8, and are compared with plain int8 "
-              f"and GPTQ. {_LINES_HELP}")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", default=Path("tnlib-compare"),
-              show_default=True, help="Folder for compare.csv and compare.png.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace FOLDER if it is not empty.")
-def compare(source: str, keeps: tuple[float, ...], out: Path, **options: Any) -> None:
-    """Compare methods at several sizes on the attention of the checkpoint IN, which is not changed.
-
-    Without --calibrate, errors are relative Frobenius errors of the operators of every layer.
-    """
-    with command() as progress:
-        from tnlib_adapters.compression.compare.comparison_folder import write_comparison
-
-        comparison = write_comparison(_folder(source), out, keeps=keeps, **options, progress=progress)
-    from tnlib_adapters.compression.terminal import show_comparison
-
-    show_comparison(comparison, out)
-
-
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
@@ -189,8 +155,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
 
     For embedding models, it prints the cosine similarity of the two embeddings of every line; lines are truncated at
     256 tokens. For language models, it prints the perplexity of both models and the KL divergence of their predictions
-    in nats per token, in windows of 256 tokens. OUT may be an adapter from `tnlib adapter`. Needs torch and
-    transformers.
+    in nats per token, in windows of 256 tokens. Needs torch and transformers.
     """
     with command() as progress:
         from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
@@ -215,30 +180,6 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
 
         page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
     click.echo(page)
-
-
-@main.command()
-@click.argument("base", metavar="BASE")
-@click.argument("tuned", metavar="TUNED")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--rank", type=int, metavar="R", help="Rank of the difference of every weight.")
-@click.option("--max-error", type=float, metavar="E",
-              help="Instead of --rank: largest relative Frobenius error of the difference of all weights; every weight "
-              "has its own rank.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
-def adapter(base: str, tuned: str, out: Path, **options: Any) -> None:
-    """Write the difference of the checkpoints TUNED and BASE to OUT, as a LoRA adapter in the format of PEFT.
-
-    The differences of the weights of attention and feed-forward layers are truncated by their singular values. If BASE
-    holds rounded weights of TUNED, the adapter corrects the rounding.
-    """
-    with command() as progress:
-        from tnlib_adapters.compression.adapter.extract_adapter import extract_adapter
-
-        extracted = extract_adapter(_folder(base), _folder(tuned), out, **options, progress=progress)
-    from tnlib_adapters.compression.terminal import show_adapter
-
-    show_adapter(extracted, out)
 
 
 @main.command()

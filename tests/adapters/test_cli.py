@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shlex
@@ -114,56 +113,6 @@ def test_a_folder_called_builtin_comes_first(tmp_path: Path, monkeypatch: pytest
     assert tnlib("compress", "builtin", "out", "--keep", "1").exit_code == 0
     ours, theirs = (open_checkpoint(folder).attention(1).qk(0).norm() for folder in ("out", builtin_path()))
     assert ours > 1.5 * theirs
-
-
-# ---------------------------------------------------------------------------------------------------------- compare
-
-
-def test_compare(tmp_path: Path) -> None:
-    source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
-    untouched = digest(source)
-    result = tnlib("compare", source, "--keep", "0.2", "--keep", "0.6", "--keep", "0.2", "--out", out)
-    assert result.exit_code == 0, result.output
-    assert digest(source) == untouched
-    assert sorted(os.listdir(out)) == ["compare.csv", "compare.png"]
-    with (out / "compare.csv").open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    assert [(r["method"], r["keep"], r["layer"]) for r in rows] == [
-        (method, keep, layer) for method in METHODS for keep in ("0.6", "0.2") for layer in "01"
-    ]
-    for row in rows:
-        cells = (row["method"], row["keep"], f"{float(row['qk_error']):.4f}", f"{int(row['n_after']):,}")
-        assert [line for line in result.stdout.splitlines() if all(cell in line for cell in cells)]
-    png = (out / "compare.png").read_bytes()
-    assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    assert png.endswith(b"IEND\xaeB`\x82")
-    from matplotlib.image import imread
-
-    picture = imread(out / "compare.png")
-    assert min(picture.shape[:2]) > 300
-    assert picture[..., :3].std() > 0.05, "a blank picture"
-    assert f"written to {out}" in result.stdout
-
-
-def test_compare_says_what_it_left_out(tmp_path: Path) -> None:
-    result = tnlib("compare", "builtin", "--keep", "0.5", "--keep", "0.01", "--method", "heads", "--method", "matrix",
-                   "--out", tmp_path / "out")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    (line,) = (line for line in result.stdout.splitlines() if line.startswith("without"))
-    assert "matrix at 0.01" in line
-    assert "at least" in line
-
-
-def test_compare_writes_beside_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["compare", "builtin", "--method", "matrix", "--keep", "0.5"]
-    assert tnlib(*arguments).exit_code == 0
-    assert os.listdir("tnlib-compare")
-    again = tnlib(*arguments)
-    assert again.exit_code == 2
-    assert "--force" in again.stderr
-    assert tnlib(*arguments, "--force").exit_code == 0
-    assert os.listdir() == ["tnlib-compare"]
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
@@ -361,10 +310,6 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no fraction": ([], ("--keep",)),
     "unknown method": (["--keep", "0.5", "--method", "fourier"], ("fourier", *METHODS)),
     "unknown layout": (["--keep", "0.5", "--layout", "sparse"], ("sparse", *LAYOUTS)),
-    "adapter": (
-        ["--layout", "peft"],
-        ("'peft' is not a layout", "--layout dense`, then `tnlib adapter"),
-    ),
     "ONNX graph": (["--layout", "onnx"], ("'onnx' is not a layout", "tnlib export-onnx SMALL OUT")),
     "unknown option": (["--keep", "0.5", "--kep", "1"], ("--kep",)),
 }
@@ -382,28 +327,6 @@ def test_wrong_usage_is_explained(case: str, place: Path) -> None:
     assert digest(place) == untouched
 
 
-COMPARE: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "keep 0": (["in", "--keep", "0"], ("(0, 1]",)),
-    "nothing runs": (["in", "--keep", "0.001"], ("at least",)),
-    "missing IN": (["nowhere"], ("nowhere",)),
-    "OUT has files": (["in", "--out", "full"], ("--force",)),
-    "OUT in IN": (["in", "--out", "in/table"], ("outside IN",)),
-    "OUT is a file": (["in", "--out", "file.txt"], ("file.txt",)),
-    "no place for OUT": (["in", "--out", "missing/table"], ("make it first",)),
-}
-
-
-@pytest.mark.parametrize("case", COMPARE)
-def test_compare_refuses_in_one_sentence(case: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments, words = COMPARE[case]
-    untouched = digest(place)
-    monkeypatch.chdir(place)
-    result = tnlib("compare", *arguments)
-    assert result.exit_code == 2
-    assert_one_sentence(result.stderr, words)
-    assert digest(place) == untouched
-
-
 TEXTS: dict[str, tuple[str, str]] = {
     "missing": ("nowhere.txt", "found none at nowhere.txt; check the path"),
     "a folder": ("full", "found none at full; check the path"),
@@ -414,7 +337,6 @@ TEXTS: dict[str, tuple[str, str]] = {
 }
 WITH_A_TEXT: dict[str, list[str]] = {
     "compress": ["compress", "in", "out", "--keep", "0.5", "--calibrate"],
-    "compare": ["compare", "in", "--out", "out", "--calibrate"],
     "evaluate": ["evaluate", "in", "in"],
 }
 
@@ -477,18 +399,16 @@ def test_what_is_not_installed_is_named(place: Path) -> None:
 
 def test_a_prime_width_is_refused_only_where_ttm_was_asked_for(place: Path) -> None:
     narrow(place / "in")
-    named = tnlib("compare", place / "in", "--method", "ttm", "--out", place / "table")
+    named = tnlib("compress", place / "in", place / "out", "--keep", "0.5", "--method", "ttm")
     assert named.exit_code == 2
     assert_one_sentence(named.stderr, ("61 is prime",))
-    assert not (place / "table").exists()
-    every = tnlib("compare", place / "in", "--keep", "0.5", "--out", place / "table")
-    assert every.exit_code == 0
-    assert "61 is prime" in every.stdout
+    assert not (place / "out").exists()
+    assert tnlib("compress", place / "in", place / "out", "--keep", "0.5", "--method", "matrix").exit_code == 0
 
 
 # -------------------------------------------------------------------------------------------------- standard output
 
-COMPARED = ["compare", "builtin", "--method", "matrix", "--keep", "0.5", "--out"]
+COMPRESS = ["compress", "builtin", "--method", "matrix", "--keep", "0.5"]
 FULL = Path("/dev/full")
 on_linux = pytest.mark.skipif(not FULL.exists(), reason="a device that is always full")
 
@@ -510,10 +430,10 @@ def test_a_full_device_is_one_sentence_after_the_files_are_written(
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as ended:
-            cli.main([*COMPARED, str(tmp_path / "out")])
+            cli.main([*COMPRESS, str(tmp_path / "out")])
     assert ended.value.code == cli_session.OUTPUT_REFUSED == 3
     assert_one_sentence(capsys.readouterr().err, ("standard output", "No space left", "complete"))
-    assert sorted(os.listdir(tmp_path / "out")) == ["compare.csv", "compare.png"]
+    assert (tmp_path / "out" / CONFIG).exists()
 
 
 @on_linux
@@ -550,9 +470,9 @@ def test_standard_error_that_refuses_the_bars_does_not_end_the_work(
 ) -> None:
     stream = refusing()
     monkeypatch.setattr(sys, "stderr", stream)
-    cli.main([*COMPARED, str(tmp_path / "out")], standalone_mode=False)
+    cli.main([*COMPRESS, str(tmp_path / "out")], standalone_mode=False)
     assert "written to" in capsys.readouterr().out
-    assert sorted(os.listdir(tmp_path / "out")) == ["compare.csv", "compare.png"]
+    assert (tmp_path / "out" / CONFIG).exists()
     if stream is not None:
         with pytest.raises(OSError, match=r"No space left|Broken pipe"):  # the bars were written to it
             stream.close()
@@ -568,7 +488,7 @@ def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
 def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
     out = tmp_path / "pl\u00e9 \u4e2d"
     runner = CliRunner(charset=charset)
-    result = runner.invoke(cli.main, [*COMPARED, str(out)], env={"COLUMNS": "120"})
+    result = runner.invoke(cli.main, [*COMPRESS, str(out)], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
     (last,) = result.stdout.splitlines()[-1:]
     assert "written to" in last
@@ -581,12 +501,12 @@ def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
 def test_the_c_locale(tmp_path: Path) -> None:
     out = tmp_path / "pl\u00e9 \u4e2d"
     done = subprocess.run(
-        **of_a_process(*COMPARED, str(out), LC_ALL="C", PYTHONUTF8="0"), stdout=subprocess.PIPE, check=False
+        **of_a_process(*COMPRESS, str(out), LC_ALL="C", PYTHONUTF8="0"), stdout=subprocess.PIPE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert "| matrix |" in done.stdout
-    assert (out / "compare.csv").exists()
+    assert "method matrix" in done.stdout
+    assert (out / CONFIG).exists()
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -637,7 +557,7 @@ def test_nothing_heavy_is_loaded_before_it_is_used(case: str) -> None:
 
 
 def test_help_names_every_method_and_option() -> None:
-    for name in ("compress", "compare"):
+    for name in ("compress", "plan"):
         shown = " ".join(tnlib(name, "--help").stdout.split())
         assert "|".join(METHODS) in shown
         assert "--keep" in shown

@@ -279,6 +279,11 @@ def test_constructors_refuse_what_cannot_be(call: Any, kind: type[Exception], wo
         call()
 
 
+def _repeated(*shape: int) -> np.ndarray:
+    """Ones that take no memory: one number with strides of 0."""
+    return np.broadcast_to(1.0, shape)
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -288,11 +293,11 @@ def test_constructors_refuse_what_cannot_be(call: Any, kind: type[Exception], wo
         (tnlib.CP([1.0], [np.ones((1, 1))] * 70), ["CP.full: a dense array", "64 legs", "got 70"]),
         (tnlib.CP([1.0], [np.ones((4, 1))] * 60), ["CP.full", "memory", "2**120"]),
         (tnlib.Tucker(np.ones((1,) * 30), [np.ones((16, 1))] * 30), ["Tucker.full", "memory", "2**120"]),
-        (tnlib.LowRank(np.ones((10**7, 1)), np.ones((1, 10**8))), ["LowRank.full", "memory", "2**49"]),
-        (tnlib.SVD(np.ones((10**7, 1)), np.ones(1), np.ones((1, 10**8))), ["SVD.full", "memory", "2**49"]),
+        (tnlib.LowRank(_repeated(2**23, 1), _repeated(1, 2**22)), ["LowRank.full", "memory", "2**45"]),
+        (tnlib.SVD(_repeated(2**23, 1), np.ones(1), _repeated(1, 2**22)), ["SVD.full", "memory", "2**45"]),
         (
-            tnlib.KroneckerTerms(np.ones((1, 5000, 5000)), [np.ones((5000, 5000))]),
-            ["KroneckerTerms.full", "memory", "2**49"],
+            tnlib.KroneckerTerms(_repeated(1, 2**11, 2**12), [_repeated(2**11, 2**11)]),
+            ["KroneckerTerms.full", "memory", "2**45"],
         ),
     ],
 )

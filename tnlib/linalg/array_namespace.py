@@ -42,11 +42,6 @@ def device_of(x: OtherArray) -> Any:
     return import_optional("arrays of other libraries", "array_api_compat", "array-api-compat").device(x)
 
 
-def is_on_host(x: OtherArray) -> bool:
-    """Test if `x` lies in the memory of the host, where numpy reads it without a copy."""
-    return "cpu" in str(device_of(x)).lower()
-
-
 def dtype_of(x: OtherArray) -> np.dtype[Any]:
     """Return the dtype of `x`, of a name that numpy knows, as a numpy dtype."""
     return np.dtype(dtype_name(x))

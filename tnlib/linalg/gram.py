@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
 
 # Multiplications from which the kernels are used; BLAS does fewer in a millisecond or two, and loading takes longer.
@@ -15,10 +14,8 @@ _WIDTH = 256  # columns of a block, which then stays in the second cache
 _BLOCK = 1 << 18  # entries that are converted at a time
 
 
-def gram(a: Array | DeviceArray) -> Array:
+def gram(a: Array) -> Array:
     """Return sum_p a[p] a[p]^H, (m, m) Hermitian in float64 or complex128, of a C-contiguous `a` (p, m, n)."""
-    if isinstance(a, DeviceArray):
-        return a.gram()
     m = a.shape[1]
     if a.dtype.kind == "c" or a.size * m < KERNEL_WORK or m > _KERNEL_ROWS:
         return gram_by_blas(a)
@@ -57,10 +54,8 @@ def gram_by_blas(a: Array) -> Array:
     return total
 
 
-def times_adjoint(a: Array | DeviceArray, b: Array) -> Array:
+def times_adjoint(a: Array, b: Array) -> Array:
     """Return a b^H, (m, l) in float64 or complex128, of C-contiguous `a` (m, n) and `b` (l, n) with few rows l."""
-    if isinstance(a, DeviceArray):
-        return a.times_adjoint(b)
     if a.dtype.kind == "c" or b.dtype.kind == "c" or a.size * len(b) < KERNEL_WORK:
         return times_adjoint_by_blas(a, b)
     return times_adjoint_by_kernel(a, b)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.gram import gram
 from tnlib.linalg.thin_svd import thin_svd
 
@@ -24,7 +23,7 @@ class LeftSVD(NamedTuple):
     error_estimate: float  # of the norms of tails of s: the squares of these are right to error_estimate^2
 
 
-def left_svd(a: Any, *, exact: bool) -> LeftSVD:
+def left_svd(a: Array, *, exact: bool) -> LeftSVD:
     r"""Return left singular vectors and values of the unfolding of `a` (p, m, n) with rows m.
 
     They are determined by A A^H, the Gram matrix G of size m. Its eigenvalues are the squares, so singular values below
@@ -63,11 +62,9 @@ def gram_resolution(m: int) -> float:
     return math.sqrt(4 * m * np.finfo(np.float64).eps)
 
 
-def _decompose_in_basis(a: Any, basis: Array) -> tuple[Array, Array]:
+def _decompose_in_basis(a: Array, basis: Array) -> tuple[Array, Array]:
     """Return left singular vectors and values of `a` (p, m, n) by a Gram matrix in an orthonormal basis (m, m)."""
     slabs, m, n = a.shape
-    if isinstance(a, DeviceArray):
-        return _basis_of_gram(a.adjoint_times(basis).gram(), basis)
     adjoint = np.ascontiguousarray(basis.conj().T)
     total = np.zeros_like(basis)
     columns, block_slabs = max(1, _BLOCK // m), max(1, _BLOCK // (m * n))

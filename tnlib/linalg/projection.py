@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.gram import KERNEL_WORK
 from tnlib.linalg.scaling import norm
 from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thread_count
@@ -20,17 +18,8 @@ _TALL = 1024  # rows from which the kernel is faster than BLAS
 _KERNEL_BLOCK = (64, 512)  # rows and columns
 
 
-_ON_HOST = 1 << 20  # entries; a smaller product of an array on a device goes on on the host
-
-
-def adjoint_times(e: Array, a: Any) -> Any:
-    """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n).
-
-    Of a DeviceArray it is one too while it is large.
-    """
-    if isinstance(a, DeviceArray):
-        product = a.adjoint_times(e)
-        return product if product.size > _ON_HOST else product.to_host()
+def adjoint_times(e: Array, a: Array) -> Array:
+    """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
     slabs, m, n = a.shape
     dtype = np.result_type(e, a, np.float64)
     if slabs == 1 and m >= _TALL and m * n * e.shape[1] >= KERNEL_WORK and dtype.kind != "c":
@@ -69,7 +58,7 @@ def adjoint_times_by_kernel(e: Array, a: Array) -> Array:
     return np.asarray(sums.sum(axis=0) + adjoint[:, rows:] @ a[rows:])  # r [m] n
 
 
-def project(e: Array, a: Any, *, size: float | None = None, negligible: float) -> tuple[Any, float]:
+def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:
     """Return e^H a (r, n) of `a` (m, n) and `e` (m, r) with orthonormal columns, and norm(a - e e^H a).
 
     The projection and its error are orthogonal, so the square of the error is the difference of two squares. Where that
@@ -77,22 +66,15 @@ def project(e: Array, a: Any, *, size: float | None = None, negligible: float) -
     it is known.
     """
     projected = adjoint_times(e, a.reshape(1, *a.shape)).reshape(e.shape[1], -1)  # r [m] n
-    square = (size_of(a) if size is None else size) ** 2
-    difference = max(0.0, square - size_of(projected) ** 2) + _ROUNDING * square
+    square = (norm(a) if size is None else size) ** 2
+    difference = max(0.0, square - norm(projected) ** 2) + _ROUNDING * square
     if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
         return projected, math.sqrt(difference)
     return projected, residual_norm(a, e, projected)
 
 
-def size_of(a: Array | DeviceArray) -> float:
-    """Return the Frobenius norm of an array whose squares are in range."""
-    return a.norm() if isinstance(a, DeviceArray) else norm(a)
-
-
-def residual_norm(a: Any, left: Array, right: Any) -> float:
+def residual_norm(a: Array, left: Array, right: Array) -> float:
     """Return norm(a - left @ right) of `a` (m, n), `left` (m, r) and `right` (r, n), in blocks of columns."""
-    if isinstance(a, DeviceArray):
-        return a.residual_norm(left, right)
     step = max(1, _BLOCK // len(a))
     parts = []
     for k in range(0, a.shape[1], step):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.gram import gram
 from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.projection import project
@@ -36,7 +35,7 @@ class RandomizedSVD(NamedTuple):
     residual: float
 
 
-def randomized_svd(a: Array | DeviceArray, rank: int, *, norm: float, negligible: float) -> RandomizedSVD | None:
+def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> RandomizedSVD | None:
     """Return the leading `rank` singular vectors of `a` (m, n), or None where LAPACK is faster or more accurate.
 
     Subspace iteration (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review 53 (2011),
@@ -46,7 +45,7 @@ def randomized_svd(a: Array | DeviceArray, rank: int, *, norm: float, negligible
     """
     m, n = a.shape
     count = rank + max(16, rank // 2)
-    if isinstance(a, DeviceArray) or min(m, n) < _SMALLEST_SIDE or count * _PART > min(m, n) or norm == 0:
+    if min(m, n) < _SMALLEST_SIDE or count * _PART > min(m, n) or norm == 0:
         return None
     e = math.frexp(norm)[1]
     if abs(e) > _IN_RANGE:  # the sixth power of a norm is formed

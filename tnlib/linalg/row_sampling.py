@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.gram import times_adjoint
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.truncation import tail_norms
@@ -18,7 +17,7 @@ _RESOLVED = 4.0  # times the error estimate of the sample's Gram spectrum
 _FAINT, _ROUNDOFF = 3e-7, 1e-14  # relative: smaller singular values of the sample are rounding errors
 
 
-def sampled_range(a: Array | DeviceArray, *, limit: float) -> Array | None:
+def sampled_range(a: Array, *, limit: float) -> Array | None:
     """Return a V^H (m, l) for a few orthonormal rows V that nearly span the row space of `a` (m, n), or None.
 
     The leading right singular vectors of some random rows do so if the rank is low and no single row differs from all
@@ -30,7 +29,7 @@ def sampled_range(a: Array | DeviceArray, *, limit: float) -> Array | None:
     return None if rows is None else times_adjoint(a, rows)  # m [n] l
 
 
-def sampled_rows(a: Array | DeviceArray, *, limit: float, most: int) -> Array | None:
+def sampled_rows(a: Array, *, limit: float, most: int) -> Array | None:
     """Return orthonormal rows (l, n) that span a sample of rows within `limit`, or None if l were not small.
 
     `a` (m, n) is anything from which rows can be taken by an array of indices, `most` of them at a time.

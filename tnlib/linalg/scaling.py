@@ -12,8 +12,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, is_other_array, refuse_infinite
-from tnlib.linalg.array_namespace import is_on_host
-from tnlib.linalg.device_array import DeviceArray, device_array
+from tnlib.linalg.array_namespace import as_other_array, detached, to_host
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
 
 _BLOCK = 1 << 18  # entries summed at a time
@@ -212,7 +211,7 @@ def distance(a: Array, b: Array) -> float:
 class Prepared(NamedTuple):
     """A validated array whose squares stay in range: the argument is `array * 2**exponent`."""
 
-    array: Any  # of numpy, or a DeviceArray
+    array: Array
     exponent: int
     norm: float
 
@@ -220,10 +219,10 @@ class Prepared(NamedTuple):
 def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Prepared:
     """Validate `x`, and scale it exactly by a power of two where its squares could leave the range.
 
-    Arrays of other libraries on the host are read as numpy arrays, without a copy; those on a device stay there.
+    Arrays of other libraries are read as numpy arrays: without a copy on the host, from a device with one.
     """
-    if is_other_array(x) and not is_on_host(x):
-        return _prepare_on_device(device_array(function, parameter, x, ndim=ndim))
+    if is_other_array(x):
+        x = to_host(detached(as_other_array(function, parameter, x, ndim=ndim)))
     a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
     length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
     if not math.isfinite(length):
@@ -232,10 +231,3 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
         return Prepared(a, 0, length)
     scaled, exponent = rescale(a)
     return Prepared(scaled, exponent, norm(scaled))
-
-
-def _prepare_on_device(x: DeviceArray) -> Prepared:
-    top, safe = x.largest(), _safe(x.dtype)
-    exponent = 0 if top == 0.0 or 1.0 / safe < top < safe else math.frexp(top)[1]
-    scaled = x.shift(-exponent) if exponent else x
-    return Prepared(scaled, exponent, scaled.norm())

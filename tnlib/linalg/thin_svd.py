@@ -8,21 +8,18 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.threads import all_blas_threads
 
 _THREADED = 256  # smaller side from which threads of LAPACK pay
 
 
-def thin_svd(a: Array | DeviceArray) -> tuple[Array, Array, Array]:
+def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     """Return u (m, k), s (k,), vh (k, n) of `a` (m, n), k = min(m, n), by LAPACK's gesdd, or gesvd where that fails.
 
     Divide and conquer (gesdd) is the fastest driver; on rare clustered spectra it does not converge, where the QR
     iteration (gesvd) does.
     """
-    if isinstance(a, DeviceArray):
-        return a.svd()
     # numpy's LAPACK, as for every other factorization and product: scipy brings threads of its own, and where
     # calls to both alternate, the idle threads of one spin in the way of the other.
     wide = a.shape[0] < a.shape[1]

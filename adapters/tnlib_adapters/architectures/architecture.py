@@ -194,7 +194,6 @@ class Architecture:
     rule_keys: tuple[str, ...] = ()  # config keys that the functions among the attributes read
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys, in place of those of `config_keys.KEYS`
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the config values this row supports
-    required_in_layers: Mapping[str, str] = field(default_factory=dict)  # of keys that list one value per layer
     refusal: str = "this variant is not known yet"  # end of the message on other values
 
     @property

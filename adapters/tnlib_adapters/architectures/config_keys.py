@@ -173,13 +173,6 @@ def read_settings(row: Architecture, config: Config, where: str, function: str) 
                 f"{function}: {key} of a {row.model_type} must be {allowed[0]!r}, got {short_repr(value)} in {where}; "
                 f"{row.refusal}."
             )
-    for key, known in row.required_in_layers.items():
-        listed = config.get(key)
-        if not isinstance(listed, list | tuple) or any(value != known for value in listed):
-            raise FileFormatError(
-                f"{function}: {key} of a {row.model_type} must be {known!r} in every layer, got {short_repr(listed)} "
-                f"in {where}; {row.refusal}."
-            )
     reader = _Reader(config, where, function)
     settings = {key: reader.value(key, row.defaults) for key in row.config_keys}
     if row.rope is not None:

@@ -122,17 +122,6 @@ QWEN3_MOE = replace(
     defaults={**LLAMA.defaults, "num_experts": 128, "num_experts_per_tok": 8},
 )
 
-MIMO_V2_FLASH = replace(
-    LLAMA,
-    model_type="mimo_v2_flash",
-    d_value="v_head_dim",
-    rope=Rope(fraction_default=0.334),
-    rule_keys=("layer_types",),
-    defaults={**LLAMA.defaults, "head_dim": 192, "rope_theta": 5e6},
-    required={"attention_value_scale": (None,)},
-    required_in_layers={"layer_types": "full_attention", "mlp_layer_types": "dense"},
-)
-
 GEMMA = replace(
     LLAMA,
     model_type="gemma",

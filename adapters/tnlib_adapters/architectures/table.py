@@ -25,7 +25,6 @@ from tnlib_adapters.architectures.llama_family import (
     GEMMA2,
     GEMMA3,
     LLAMA,
-    MIMO_V2_FLASH,
     MISTRAL,
     MIXTRAL,
     PHI3,
@@ -394,7 +393,6 @@ ATTENTION_ONLY = Architecture(
 
 _ROWS = (
     *(BERT, ROBERTA, VIT, GPT2, GPTJ, GPT_NEOX, OPT, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE),
-    MIMO_V2_FLASH,
     *(GEMMA, GEMMA2, GEMMA3, PHI, PHI3, FALCON, BLOOM, DEEPSEEK_V2, DEEPSEEK_V3, STARCODER2, T5, ATTENTION_ONLY),
 )
 ARCHITECTURES = {row.model_type: row for row in _ROWS}

@@ -235,9 +235,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     folder
         Path of the folder, or the name of a model in the local cache of the Hugging Face hub, where nothing is
         downloaded. Architectures: BERT, RoBERTa, ViT, GPT-2, GPT-J, GPT-NeoX, OPT, Llama, Mistral, Mixtral, Qwen2,
-        Qwen3, Qwen3-MoE, MiMo-V2-Flash with dense layers, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, StarCoder2,
-        Falcon, BLOOM, DeepSeek-V2 and V3, T5 with and without its decoder, and the model that is shipped with this
-        package.
+        Qwen3, Qwen3-MoE, Gemma, Gemma 2, Gemma 3 (text), Phi, Phi-3, StarCoder2, Falcon, BLOOM, DeepSeek-V2 and V3, T5
+        with and without its decoder, and the model that is shipped with this package.
 
     Returns
     -------

@@ -15,9 +15,9 @@ from tnlib_adapters.compression.activation_statistics.statistics_files import re
 from tnlib_adapters.compression.cluster.cluster_workspace import workspace_with
 from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
-from tnlib_adapters.compression.evaluation.baselines import gptq_bytes, plain_bytes
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
+from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.layouts.write_smaller import write_smaller
@@ -97,10 +97,9 @@ def compress(
     layout
         "factored" stores the factors; "dense" their products under the original names. The others write a smaller
         model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
-        `max_error` do not apply. "mimo": a MiMoV2FlashForCausalLM whose values are narrower than queries and keys;
-        `keep` is the fraction of W_V and W_O. "narrow": the same architecture with a smaller `head_dim` and
-        `intermediate_size`; `keep` is the fraction of attention and feed-forward layers; needs a text. "mla": a
-        DeepseekV3ForCausalLM with one latent vector for the keys and values of all heads; needs a text and `sizes`.
+        `max_error` do not apply. "narrow": the same architecture with a smaller `head_dim` and `intermediate_size`;
+        `keep` is the fraction of attention and feed-forward layers. "mla": a DeepseekV3ForCausalLM with one latent
+        vector for the keys and values of all heads; needs `sizes`.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -134,9 +133,8 @@ def compress(
         If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
         the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
     sizes
-        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `v_head_dim` of
-        "mimo", `head_dim` and `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and
-        `qk_rope_head_dim` of "mla".
+        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
+        `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
         passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The
@@ -212,7 +210,7 @@ def compress(
                 progress(*step)
             written = open_checkpoint(partial)
             quality = measure_quality(checkpoint, written)
-            on_text = measure_on_text(original, written, plan, what, held_out, progress) if held_out else None
+            on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
             report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
             report = replace(report, calibration=opened.calibration_summary(original))
             write_report(report, partial)
@@ -280,8 +278,6 @@ def measured_report(
         measured=on_text.after.error if on_text else root_mean_square(squares),
         plain_bytes=plain_bytes(before, request.what, names),
         plain_measured=on_text.int8.error if on_text else None,
-        gptq_bytes=gptq_bytes(before, request.what, names) if on_text and on_text.gptq else None,
-        gptq_measured=on_text.gptq.error if on_text and on_text.gptq else None,
         average_bits=8 * plan_bytes(before, plan) / plan.n_before,
         rounded=_rounded_reports(plan),
         load=loading_code(after, request.layout),

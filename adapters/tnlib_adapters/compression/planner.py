@@ -155,7 +155,6 @@ def factorise(
         measure,
         predicts_error=predicts,
         weights=weights,
-        moments=inputs or {},
         workspace=workspace,
     )
 

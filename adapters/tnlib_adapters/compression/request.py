@@ -350,16 +350,11 @@ def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
         )
 
 
-def check_attention(function: str, checkpoint: Checkpoint, method: str | None = None) -> None:
-    """Raise if the attention is made from latent vectors and `method`, None for all, factorises its projections."""
+def check_attention(function: str, checkpoint: Checkpoint, method: str) -> None:
+    """Raise if the attention is made from latent vectors and `method` factorises its projections."""
     if checkpoint.wiring.layers[0].attention.latent is None:
         return
     wiring = checkpoint.wiring
-    if method is None:
-        raise ArgumentError(
-            f"{function}: attention must be stored as one weight per projection, got a {wiring.model_type}, whose "
-            "queries, keys and values are made from latent vectors; use compress with method='matrix'."
-        )
     if TABLE[method].unit == "layer":
         single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
         raise ArgumentError(

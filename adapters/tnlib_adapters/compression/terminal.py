@@ -1,4 +1,4 @@
-"""Terminal output of reports, evaluations and comparisons."""
+"""Terminal output of reports, evaluations and cost estimates."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.report.report import GPTQ, baselines, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report.report import INT8, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.adapter.extract_adapter import Adapter
-    from tnlib_adapters.compression.compare.by_layer import Comparison
-    from tnlib_adapters.compression.compare.on_text import TextComparison
     from tnlib_adapters.compression.cost.estimate import Cost
     from tnlib_adapters.compression.evaluation.evaluate import Evaluation
     from tnlib_adapters.compression.report.report import Report, RoundedReport
 
 
 def show_report(report: Report, out: Path) -> None:
-    """Print the size and error beside those of the baselines, the errors of every layer, and the summary."""
+    """Print the size and error beside those of plain int8, the errors of every layer, and the summary."""
     if first := headline(report):
         click.echo(first)
     if first and (remark := verdict(report)):
-        for name, n_bytes, error in baselines(report):
-            bits = f"{8 * n_bytes / report.n_before:.2f} bits{' (groups of 128)' if name == GPTQ else ''}"
-            click.echo(f"  {name}: {n_bytes / 1e6:.2f} MB, {bits}; {error:.2g}")
+        bits = f"{8 * report.plain_bytes / report.n_before:.2f} bits"
+        click.echo(f"  {INT8}: {report.plain_bytes / 1e6:.2f} MB, {bits}; {report.plain_measured:.2g}")
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
         click.echo()
     after = "in factors" if report.layout == "dense" else "after"
@@ -60,25 +56,6 @@ def show_evaluation(evaluation: Evaluation) -> None:
         click.echo("bytes of the KV cache per token   {:,} -> {:,}".format(*evaluation.cache_bytes))
     if evaluation.tokens_per_second is not None:
         click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
-
-
-def show_adapter(adapter: Adapter, out: Path) -> None:
-    """Print ranks, size and error, and the tensors that the adapter does not hold."""
-    ranks = adapter.ranks.values()
-    click.echo(f"ranks of {len(ranks)} weights   {min(ranks)} to {max(ranks)}, {adapter.n_numbers:,} numbers")
-    click.echo(f"relative error of the difference   {adapter.error:.4g}")
-    for name, share in adapter.outside.items():
-        click.echo(f"without {name}: {share:.4g} of the difference")
-    click.echo(f"written to {path_text(out)}; load it with: peft.PeftModel.from_pretrained(model, {path_text(out)!r})")
-
-
-def show_comparison(comparison: Comparison | TextComparison, out: Path) -> None:
-    """Print the rows, and the refused methods with reasons."""
-    title, columns, groups = comparison.table()
-    _print_table(title, columns, groups)
-    for name, reason in comparison.refused.items():
-        click.echo(f"without {name}: {reason}")
-    click.echo(f"written to {path_text(out)}: compare.csv, compare.png")
 
 
 def show_cost(cost: Cost) -> None:

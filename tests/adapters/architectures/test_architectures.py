@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_layers import ARRAYS, from_the_diagonal, homogeneous, mask_of, scores_of, visible, with_maxima
+from attention_layers import ARRAYS, from_the_diagonal, homogeneous, mask_of, scores_of, visible
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint
 from tnlib_adapters.architectures.table import ARCHITECTURES
@@ -29,10 +29,7 @@ def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
     """
     checkpoint, run = open_checkpoint(saved(request.param)[1]), recorded(request.param)
     per_layer = zip(run.scores, run.patterns, run.inputs, run.read, run.outputs, strict=True)
-    layers = [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
-    if "mimo" not in request.param:
-        return layers
-    return [(layer, [with_maxima(layer, x[0], x[2]), *x[1:]]) for layer, x in layers]
+    return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
 
 
 def test_every_row_has_a_model(saved: Any) -> None:

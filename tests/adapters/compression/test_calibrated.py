@@ -22,7 +22,6 @@ from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.activation_statistics.selected_weights import components_of  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.compare.comparison_folder import write_comparison  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods import device_components  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
@@ -335,16 +334,13 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     one_token_held_out.write_text("\n".join("x" if line == held_out else line for line in lines))
     damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
     (damaged / "tokenizer.json").write_text("{}")
-    for function, call in (
-        ("compress", functools.partial(tnlib_adapters.compress, out=tmp_path / "out", keep=0.5, method="matrix")),
-        ("compare", functools.partial(write_comparison, out=tmp_path / "out", keeps=[0.5], methods=["matrix"])),
-    ):
-        with refused(FileFormatError, f"{function}: the tokenizer of {damaged} must load"):
-            call(damaged, calibrate=text)
-        with refused(ArgumentError, f"{function}: the text of calibrate must have at least", "too few"):
-            call(folders["gpt2_lm"], calibrate=short)
-        with refused(ArgumentError, f"{function}: text must have at least one line of two tokens"):
-            call(tnlib_adapters.builtin_path("llama"), calibrate=one_token_held_out)
+    call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", keep=0.5, method="matrix")
+    with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
+        call(damaged, calibrate=text)
+    with refused(ArgumentError, "compress: the text of calibrate must have at least", "too few"):
+        call(folders["gpt2_lm"], calibrate=short)
+    with refused(ArgumentError, "compress: text must have at least one line of two tokens"):
+        call(tnlib_adapters.builtin_path("llama"), calibrate=one_token_held_out)
     with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
         evaluate(damaged, damaged, text)
     (damaged / "tokenizer.json").write_text("{")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import unchanged
-from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq, round_compensated, rounding_loss
+from tnlib_adapters.compression.methods.compensated_rounding import round_compensated, rounding_loss
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
@@ -317,21 +317,3 @@ def test_correlated_inputs_gain_an_order_of_magnitude() -> None:
         found, nearest = round_compensated(weight, form, reads), round_to_nearest(weight, form)
         losses = [rounding_loss(weight - integers.values(), reads) for integers in (found, nearest)]
         assert losses[0] < factor * losses[1]
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", [(40, 9), (9, 40), (1, 5)])
-def test_gptq_has_zero_points_and_compensates(axis: int, shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal(shape) + 3.0  # off centre: without zero points half of the codes would be unused
-    weight[0, 0] = 0.0
-    inputs = rng.standard_normal((200, shape[axis])) @ rng.standard_normal((shape[axis], shape[axis]))
-    reads = inputs.T @ inputs
-    metric = (reads, None) if axis == 0 else (None, reads)
-    nearest, gptq = (round_by_gptq(weight, axis, 4, 16, moments) for moments in (None, reads))
-    starts = np.arange(0, shape[axis], 16)
-    low, high = (f.reduceat(weight, starts, axis) for f in (np.minimum, np.maximum))
-    steps = np.repeat((np.maximum(high, 0) - np.minimum(low, 0)) / 15, np.diff([*starts, shape[axis]]), axis)
-    assert np.abs(weight - nearest).max() <= 0.5001 * steps.max()
-    assert nearest[0, 0] == pytest.approx(0, abs=1e-12)
-    assert rounding_loss(weight - gptq, *metric) <= rounding_loss(weight - nearest, *metric)

@@ -47,7 +47,7 @@ def deeper(shapes: Shapes) -> Shapes:
 
 def times_of(shapes: Shapes) -> Times:
     each = dict.fromkeys(shapes.all_weights(), 0.1)
-    return Times(each, 0, 1e-9, 1e-4, 3e-4, 1e-5, 1e-9, timed=shapes.blocks[0], gptq=each)
+    return Times(each, 0, 1e-9, 1e-4, 3e-4, 1e-5, 1e-9, timed=shapes.blocks[0])
 
 
 def seconds(shapes: Shapes, request: Request = CALIBRATED, n_steps: int = 10, **options: Any) -> dict[str, float]:

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 
 OLD = {"old.txt": "old", "inner/deep.txt": "deep"}
 COMPRESS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
-COMPARE = ["compare", "IN", "--out", "OUT", "--keep", "0.5", "--method", "matrix", "--force"]
 
 # A process of its own and without threads, so that it can be forked: one child for every death.
 DRIVER = """
@@ -130,14 +129,10 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OPENBLAS_NUM_THREADS": "1"}
 
 
-def assert_whole(command: str, out: Path, whole: dict[str, str]) -> None:
+def assert_whole(out: Path, whole: dict[str, str]) -> None:
     """Everything that an undisturbed run writes, equal where the clock does not show."""
     found = digest(out)
     assert found.keys() == whole.keys()
-    if command == "compare":
-        assert (out / "compare.csv").read_text().endswith("\n")
-        assert (out / "compare.png").read_bytes().endswith(b"IEND\xaeB`\x82")
-        return
     for name in ("model.safetensors", "config.json"):
         assert found[name] == whole[name]
     report = json.loads((out / "tnlib_report.json").read_text())
@@ -147,12 +142,11 @@ def assert_whole(command: str, out: Path, whole: dict[str, str]) -> None:
     assert len(read_tensors(out)) > 3
 
 
-@pytest.mark.parametrize(("command", "force"), [(COMPRESS, True), (COMPARE, True)])
-def test_killed(command: list[str], force: bool, source: Path, place: Path, tmp_path: Path) -> None:
+def test_killed(source: Path, place: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     untouched = digest(source)
-    old = write_old(tmp_path / "old") if force else ""
-    told = [filled(command, source, place / "out"), str(place), str(old), str(tmp_path / "kept"), 15]
+    old = write_old(tmp_path / "old")
+    told = [filled(COMPRESS, source, place / "out"), str(place), str(old), str(tmp_path / "kept"), 15]
     arguments = [sys.executable, "-c", DRIVER, json.dumps(told)]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
@@ -165,25 +159,24 @@ def test_killed(command: list[str], force: bool, source: Path, place: Path, tmp_
     states: dict[str, list[str]] = {"before": [], "after": [], "timed": []}
     for line in lines:
         saved = Path(line["saved"])
-        states[line["how"]].append(state := _state(command[0], saved, whole))
+        states[line["how"]].append(state := _state(saved, whole))
         assert line["killed"] or (state == "new" and line["status"] == 0)
-        assert force or state != "old"
-        if force and state == "absent":
+        if state == "absent":
             aside = [path for path in saved.iterdir() if path.name != "out" and is_old(path)]
             assert len(aside) == 1, "the old folder is lost"
-    assert states["before"][0] == ("old" if force else "absent")  # in front of the first change
+    assert states["before"][0] == "old"  # in front of the first change
     assert sum(line["killed"] for line in lines if line["how"] != "timed") >= 3
     assert len(states["timed"]) == 3
 
 
-def _state(command: str, saved: Path, whole: dict[str, str]) -> str:
+def _state(saved: Path, whole: dict[str, str]) -> str:
     out = saved / "out"
     assert all(path.name == "out" or path.name.startswith(".out.") for path in saved.iterdir())
     if not out.exists():
         return "absent"
     if is_old(out):
         return "old"
-    assert_whole(command, out, whole)
+    assert_whole(out, whole)
     return "new"
 
 
@@ -206,11 +199,10 @@ def call(arguments: list[str], at: At) -> Any:
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("command", [COMPRESS, COMPARE])
-def test_a_full_disk(command: list[str], force: bool, source: Path, place: Path) -> None:
+def test_a_full_disk(force: bool, source: Path, place: Path) -> None:
     """At every call that changes the disk: one sentence, and everything as it was."""
     untouched, text = digest(source), os.strerror(errno.ENOSPC)
-    arguments, failed = filled(command, source, place / "out"), 0
+    arguments, failed = filled(COMPRESS, source, place / "out"), 0
     for number in range(1, 200):
         shutil.rmtree(place)
         place.mkdir()
@@ -243,11 +235,10 @@ def test_a_full_disk(command: list[str], force: bool, source: Path, place: Path)
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("command", [COMPRESS, COMPARE])
-def test_an_interrupt(command: list[str], number: int, source: Path, place: Path) -> None:
+def test_an_interrupt(number: int, source: Path, place: Path) -> None:
     write_old(place / "out")
     at = At(number, fail(KeyboardInterrupt()), after=True)
-    got = call(filled(command, source, place / "out"), at)
+    got = call(filled(COMPRESS, source, place / "out"), at)
     assert at.reached
     assert got.exit_code == 1
     assert "Abort" in got.stderr
@@ -290,12 +281,11 @@ def test_an_end_that_a_library_swallows(number: signal.Signals, source: Path, pl
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("command", [COMPRESS, COMPARE])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_end(number: signal.Signals, command: list[str], source: Path, place: Path) -> None:
+def test_a_polite_end(number: signal.Signals, source: Path, place: Path) -> None:
     untouched = digest(source)
     write_old(place / "out")
-    arguments = [sys.executable, "-m", "tnlib_adapters.cli", *filled(command, source, place / "out")]
+    arguments = [sys.executable, "-m", "tnlib_adapters.cli", *filled(COMPRESS, source, place / "out")]
     process = subprocess.Popen(
         arguments,
         stdout=subprocess.DEVNULL,

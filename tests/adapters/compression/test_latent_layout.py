@@ -38,7 +38,7 @@ from benchmarks.published_latents import PAPERS, convert  # noqa: E402
 from tnlib import ArgumentError  # noqa: E402
 
 SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}
-HELD = ("llama", "llama_tied", "mistral_whole", "mimo_v2_flash", "phi3")
+HELD = ("llama", "llama_tied", "mistral_whole", "phi3")
 
 
 pytestmark = pytest.mark.usefixtures("few_layout_steps", "without_pictures")
@@ -86,7 +86,7 @@ def truncated(model: Any, folder: Path) -> Any:
 # --------------------------------------------------------------------------------------------------- what is written
 
 
-@pytest.mark.parametrize("name", mostly_slow(HELD, ["llama", "mimo_v2_flash"]))
+@pytest.mark.parametrize("name", mostly_slow(HELD, ["llama"]))
 def test_latent_attention_computes_what_the_truncation_does(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:

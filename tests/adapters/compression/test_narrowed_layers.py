@@ -15,41 +15,16 @@ from tnlib_adapters.factors.projections import Projections, Sizes
 SIZES = Sizes(n_layers=1, n_heads=4, d_model=12, kv_heads=2, d_head=6)
 
 
-def layer(sizes: Sizes, *, biased: bool) -> Projections:
+def layer() -> Projections:
     shapes = {"q": (12, 24), "k": (12, 12), "v": (12, 12), "o": (24, 12)}
     weights = {name: normal(shape, seed=k) for k, (name, shape) in enumerate(shapes.items())}
-    return Projections(weights, {"v": normal((12,), seed=9)} if biased else {})
-
-
-def operators(projections: Projections, group: int) -> np.ndarray:
-    """[W_V; b_V] W_O^h of both heads of a group, side by side."""
-    v, o = projections.weights["v"], projections.weights["o"]
-    bias = projections.biases.get("v", np.zeros(12))
-    own = slice(6 * group, 6 * group + 6)
-    heads = [o[6 * h : 6 * h + 6] for h in (2 * group, 2 * group + 1)]
-    return np.hstack([np.vstack([v[:, own], bias[own]]) @ head for head in heads])
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("width", [1, 4, 6])
-def test_without_a_text_operators_are_truncated_as_one(width: int, biased: bool) -> None:
-    before = layer(SIZES, biased=biased)
-    after = truncate_values(before, SIZES, width)
-    for group in range(2):
-        operator = operators(before, group)
-        s = np.linalg.svd(operator, compute_uv=False)
-        best = np.sqrt(np.sum(s[width:] ** 2))
-        error = np.linalg.norm(operator - operators(after, group))
-        assert error == pytest.approx(best, rel=1e-6, abs=1e-9 * s[0])
-    by_head = after.weights["v"].reshape(12, 2, 6), after.weights["o"].reshape(4, 6, 12)
-    assert not by_head[0][:, :, width:].any()
-    assert not by_head[1][:, width:].any()
+    return Projections(weights, {})
 
 
 def test_with_a_text_the_error_is_that_of_its_outputs() -> None:
     """One head per group: no projection of this rank has a smaller error in the moments."""
     sizes = Sizes(n_layers=1, n_heads=2, d_model=12, kv_heads=2, d_head=6)
-    whole = layer(SIZES, biased=False)
+    whole = layer()
     before = Projections({**whole.weights, "o": whole.weights["o"][:12]}, {})
     y, p = normal((200, 12), seed=3) @ np.diag(2.0 ** -np.arange(12)), normal((200, 12), seed=4)
     mixed, slopes = y.T @ y, p.T @ p

@@ -1,4 +1,4 @@
-"""A compression method added in one file: a row of the table is all that compression, reloading and comparison need."""
+"""A compression method added in one file: a row of the table is all that compression and reloading need."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import scipy.linalg
 from compressed_folders import read_config
 from oracles import assert_close, refused
 from slow_cases import mostly_slow
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import compress, evaluate, open_checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.compare.by_layer import compare
-from tnlib_adapters.compression.compare.comparison_folder import draw_by_layer, draw_on_text
-from tnlib_adapters.compression.compare.on_text import compare_on_text
 from tnlib_adapters.compression.methods.table import EVERYWHERE, METHODS, TABLE, Method, register
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.reference.model import run
@@ -45,7 +42,6 @@ def _registered() -> Iterator[None]:
         Method(
             name="qr",
             help="each weight by pivoted QR",
-            color="#117733",
             unit="matrix",
             factorise=PivotedQR,
             kinds=("low_rank",),
@@ -90,23 +86,21 @@ def test_it_compresses_and_reloads(
     assert_close(found, wanted, np.float32, factor=4096)
 
 
-def test_it_has_no_more_error_than_its_curve_says(folders: Any, tmp_path: Path) -> None:
-    """It is compared with the others, and truncating singular values errs less."""
-    found = compare(open_checkpoint(folders["bert"]), [0.5], ["matrix", "qr"])
-    errors = {name: [row.ov_error for row in found.rows if row.method == name] for name in ("matrix", "qr")}
-    assert len(errors["qr"]) == len(errors["matrix"]) > 0
-    assert sum(errors["matrix"]) < sum(errors["qr"])
-    (lines, *_) = draw_by_layer(found).axes
-    assert [line.get_color() for line in lines.get_lines() if line.get_label() == "qr"] == [TABLE["qr"].color]
+def test_its_operators_have_larger_errors_than_truncated_singular_values(folders: Any, tmp_path: Path) -> None:
+    reports = [compress(folders["bert"], tmp_path / name, keep=0.5, method=name) for name in ("matrix", "qr")]
+    matrix, qr = (sum(layer.ov_error for layer in report.layers) for report in reports)
+    assert matrix < qr
 
 
-def test_it_is_compared_on_text(folders: Any, text: Path) -> None:
+def test_its_error_on_a_text_is_smaller_with_the_text(
+    folders: Any, text: Path, tmp_path: Path, without_pictures: None
+) -> None:
     pytest.importorskip("transformers")
-    found = compare_on_text(open_checkpoint(folders["bert"]), [0.5], text.read_text(), ["qr"])
-    assert list(found.by_method) == ["qr", "qr, whitened"]
-    plain, whitened = (found.by_method[name][0] for name in ("qr", "qr, whitened"))
-    assert whitened.error < plain.error
-    assert any(line.get_label() == "qr" for line in draw_on_text(found).axes[0].get_lines())
+    errors = []
+    for name, calibrate in {"plain": None, "whitened": text}.items():
+        compress(folders["bert"], tmp_path / name, keep=0.5, method="qr", calibrate=calibrate)
+        errors.append(evaluate(folders["bert"], tmp_path / name, text).error)
+    assert errors[1] < errors[0]
 
 
 def test_its_name_is_known_everywhere(tmp_path: Path, folders: Any) -> None:
@@ -119,4 +113,4 @@ def test_its_name_is_known_everywhere(tmp_path: Path, folders: Any) -> None:
 
 def test_whitened_methods_write_kinds_that_can_be_transformed_back() -> None:
     with refused(ArgumentError, "kinds of a whitened method must be among low_rank", "'ttm'"):
-        Method("bad", "", "#000000", "matrix", PivotedQR, ("ttm",), calibration="whitening")
+        Method("bad", "", "matrix", PivotedQR, ("ttm",), calibration="whitening")

@@ -1,4 +1,4 @@
-"""A compression beside plain int8 and GPTQ: their bytes, their errors on a text, and the first lines of the report."""
+"""A compression beside plain int8: their bytes, their errors on a text, and the first lines of the report."""
 
 from __future__ import annotations
 
@@ -21,23 +21,14 @@ import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from click.testing import CliRunner  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.cli import main  # noqa: E402
-from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
-from tnlib_adapters.compression.evaluation.baselines import (  # noqa: E402
-    gptq_bytes,
-    gptq_model,
-    plain_bytes,
-    round_weights,
-)
-from tnlib_adapters.compression.evaluation.evaluate import evaluate_running  # noqa: E402
+from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.compression.report.report import (  # noqa: E402
     RoundedReport,
-    baselines,
     headline,
     summarise,
     verdict,
 )
-from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.terminal import show_report  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
@@ -83,40 +74,6 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
         assert report.plain_measured is not None
         assert report.measured is not None
         assert report.plain_measured < report.measured
-        assert [name for name, _, _ in baselines(report)] == ["plain int8", "GPTQ int4"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gptq_beats_rounding_to_nearest_in_4_bits(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
-    source = SourceModel(open_checkpoint(folders[name]))
-    model = gptq_model(source, inputs_of_text(source.checkpoint, text.read_text(), source=source))
-    gptq = evaluate_running(source.original, model, text.read_text()).error
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=1, method="matrix", store="int4")
-    nearest = evaluate(folders[name], tmp_path / "out", text).error
-    assert 0 < gptq < nearest
-    # widths are at most 64, so that a column has one scale in both; a zero point adds half a byte to its 2 bytes
-    matrices = [m for layer in source.checkpoint.wiring.layers for m in layer.attention.matrices]
-    shapes = [(source.checkpoint.folder.tensors[m.weight].shape, m.output_axis) for m in matrices]
-    zero_points = sum(shape[axis] for shape, axis in shapes) // 2
-    assert abs(gptq_bytes(source.checkpoint) - zero_points - report.bytes_after["attention"]) <= len(matrices)
-
-
-@pytest.mark.parametrize(
-    ("what", "name"),
-    mostly_slow(
-        [(what, name) for what in ("attention", "all") for name in NAMES], [("attention", "bert"), ("all", "gpt2_lm")]
-    ),
-)
-def test_folded_biases_do_not_matter_to_gptq(name: str, what: str, folders: Any, text: Path, tmp_path: Path) -> None:
-    """Moments of "matrix" belong to the model as it is, those of "quantized" to one with folded biases."""
-    reports = [
-        tnlib_adapters.compress(folders[name], tmp_path / method, method=method, what=what, calibrate=text, **options)
-        for method, options in {"matrix": {"keep": 0.6}, "quantized": {"bits": 6}}.items()
-    ]
-    first, second = (report.gptq_measured for report in reports)
-    assert first == pytest.approx(second, rel=0.5)
-    assert reports[0].gptq_bytes == reports[1].gptq_bytes
-    assert first > 5 * reports[0].plain_measured
 
 
 def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
@@ -126,13 +83,12 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
     before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
     assert report["average_bits"] == 8 * after / report["n_before"] <= 6
-    first, int8, gptq, conclusion, *_ = result.stdout.splitlines()
+    first, int8, conclusion, *_ = result.stdout.splitlines()
     bits = f"{report['average_bits']:.2f} bits per number"
     assert first.startswith(f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits}; 1 - cosine ")
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
-    assert gptq.endswith(f" bits (groups of 128); {report['gptq_measured']:.2g}")
-    assert "GPTQ int4" in conclusion
+    assert "lain int8" in conclusion
     assert "numbers kept" not in result.stdout
     assert bits in (tmp_path / "out/README.md").read_text()
 
@@ -192,11 +148,11 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert verdict(report) is None  # nothing was measured on text
     assert headline(report) is None
 
-    def of(n_bytes: int, measured: float, *, is_rounded: bool = False, **gptq: Any) -> str:
+    def of(n_bytes: int, measured: float, *, is_rounded: bool = False) -> str:
         rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []
         changed = dataclasses.replace(
             report, bytes_after={"attention": n_bytes, "other": 0}, measured=measured, plain_measured=0.1,
-            plain_bytes=100, rounded=rounded, n_after=report.n_before if is_rounded else report.n_after, **gptq,
+            plain_bytes=100, rounded=rounded, n_after=report.n_before if is_rounded else report.n_after,
         )  # fmt: skip
         return str(verdict(changed))
 
@@ -207,8 +163,4 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT with --bits")
     assert of(200, 0.2, is_rounded=True).endswith(
         "plain int8 is nearer to the original at fewer bytes: prefer plain int8"
-    )
-    both = of(40, 0.2, gptq_bytes=50, gptq_measured=0.3)
-    assert both == (
-        "this is nearer to the original than GPTQ int4 at fewer bytes; plain int8 is nearer at 2.5 times the bytes"
     )

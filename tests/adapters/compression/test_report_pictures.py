@@ -29,7 +29,6 @@ def on_text(plain: Report) -> Report:
         "divergence, predicted without the fit": 0.1,
     }
     measures = {"measure": "divergence (nats a token)", "predicted": 0.1, "measured": 0.12, "plain_measured": 1e-4}
-    measures |= {"gptq_bytes": 9_000, "gptq_measured": 0.01}
     return replace(plain, **measures, curve=CURVE, quality=told)
 
 
@@ -39,14 +38,13 @@ def points(report: Report) -> dict[str, Any]:
     return {str(line.get_label()).partition(":")[0]: line for line in ax.lines}
 
 
-def test_the_curve_and_four_points_are_drawn_over_bytes(on_text: Report) -> None:
+def test_the_curve_and_three_points_are_drawn_over_bytes(on_text: Report) -> None:
     lines, whole = points(on_text), 4e-6 * on_text.n_before  # MB of float32
     np.testing.assert_allclose(lines["predicted"].get_xydata(), np.column_stack(list(CURVE.values())) * [whole, 1])
     for name, x, y in (
         ("chosen", on_text.kept * whole, 0.1),
         ("measured", on_text.kept * whole, 0.12),
         (f"plain int8, {on_text.plain_bytes / 1e6:.2f} MB", on_text.plain_bytes / 1e6, 1e-4),
-        ("GPTQ int4, 0.01 MB", 0.009, 0.01),
     ):
         np.testing.assert_allclose(lines[name].get_xydata(), [(x, y)])
 
@@ -92,7 +90,7 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
     assert lines["numbers in the attention"] == (f"{on_text.n_before:,}", f"{on_text.n_after:,}")
     assert lines["perplexity, on held-out text"] == ("8.000", "9.000")
     assert [name for name in lines if "divergence" in name] == [
-        f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8", "of GPTQ int4")
+        f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8")
     ]
     assert lines["divergence (nats a token), measured"] == ("", "0.12")
 

@@ -48,8 +48,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "max_error": ({"max_error": math.nan}, ("max_error must be a number from 0 on", "nan")),
     "layout": ({"keep": 0.5, "layout": "sparse"}, ("layout must be one of factored, dense", "'sparse'")),
     "other form": (
-        {"layout": "peft", "store": "int4"},
-        ("got 'peft'; run `tnlib compress", "tnlib adapter ROUNDED IN"),
+        {"keep": 0.5, "layout": "onnx"},
+        ("got 'onnx'; run `tnlib compress", "tnlib export-onnx SMALL OUT"),
     ),
     "store": ({"keep": 0.5, "store": "int7"}, ("store must be one of", ", ".join(STORES), "'int7'")),
     "what": ({"keep": 0.5, "what": "heads"}, ("what must be one of", *WHAT, "'heads'")),

@@ -12,7 +12,6 @@ from checkpoint_folders import change_tensors
 from oracles import refused
 from running_models import save_with_tokenizer
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.compare.on_text import compare_on_text
 from tnlib_adapters.files.tensor_file import TensorInfo
 from transformers_models import random_model
 
@@ -76,13 +75,6 @@ def test_the_builtin_llama(text: Path, tmp_path: Path, reads: Any) -> None:
 def test_two_reads_without_a_text(what: str, folders: Any, tmp_path: Path, reads: Any) -> None:
     compress(folders["bert"], tmp_path / "out", keep=0.5, what=what, method="matrix")
     assert max(count for (folder, _), count in reads.items() if folder == folders["bert"]) <= 2
-
-
-def test_a_comparison_reads_once(folders: Any, text: Path, reads: Any) -> None:
-    checkpoint = open_checkpoint(folders["bert"])
-    compare_on_text(checkpoint, [0.5], text.read_text(encoding="utf-8"), ["matrix", "heads"])
-    of_other_modules = [count for (_, name), count in reads.items() if "attention" not in name]
-    assert set(of_other_modules) == {1}
 
 
 def test_a_copy_leaves_the_original(folders: Any) -> None:

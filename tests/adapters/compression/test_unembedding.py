@@ -21,7 +21,7 @@ from running_models import save_with_tokenizer  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
-from tnlib_adapters.compression.evaluation.baselines import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,

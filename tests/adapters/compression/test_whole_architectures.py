@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import tnlib_adapters  # noqa: E402
 from oracles import refused  # noqa: E402
 from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.compare.on_text import compare_on_text  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from transformers_models import MODELS, inputs, loaded_like, outputs, random_model  # noqa: E402
 
@@ -114,9 +112,6 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
             with refused(ArgumentError, f"compress: method must be {known}", "latent vectors"):
                 tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, what=what, method=method)
     checkpoint = open_checkpoint(folder)
-    for compared in (tnlib_adapters.compare, functools.partial(compare_on_text, text=text.read_text())):
-        with refused(ArgumentError, "compare: attention", model.config.model_type, "latent vectors"):
-            compared(checkpoint, [0.5])
     x, matrices = inputs(model), names_of(checkpoint, "attention")
     assert len(matrices) == 2 * (4 if checkpoint.config["q_lora_rank"] is None else 5)
     assert {*matrices} < {*names_of(checkpoint, "all")}
@@ -168,7 +163,6 @@ def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Pa
     folder = save_with_tokenizer(model, tmp_path / "model")
     for function, call in (
         ("compress", lambda: tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, calibrate=text)),
-        ("compare", lambda: compare_on_text(open_checkpoint(folder), [0.5], text.read_text())),
         ("evaluate", lambda: tnlib_adapters.evaluate(folder, folder, text)),
     ):
         with refused(ArgumentError, f"{function}: IN must be a model of one stack to read a text, got a t5"):

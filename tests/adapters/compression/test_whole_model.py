@@ -23,7 +23,7 @@ from oracles import refused  # noqa: E402
 from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.evaluation.baselines import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402

@@ -1,11 +1,10 @@
-"""Arrays of other libraries: every function of the capability table, the contract, gradients, and what is refused."""
+"""Arrays of other libraries: the contract, gradients, and what is refused."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import pytest
 from other_arrays import MAKERS
 
 import tnlib
-from tnlib.formats.array_capabilities import CAPABILITIES, capability_table, library_table
 
 kinds = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
@@ -51,23 +49,6 @@ def test_the_contract_of_decompositions(name: str, dtype: np.dtype, make: Callab
         fit, warned = oracles.quietly(lambda r=rtol, c=cap: oracles.METHODS[name](make(x), r, c))
         check(fit, x, make(x), rtol)
         oracles.assert_warned(fit, warned)
-
-
-@pytest.mark.parametrize("name", oracles.METHODS)
-@pytest.mark.parametrize("rtol", [1e-13, 1e-10, 1e-7, 1e-3])
-def test_large_arrays_on_a_device(name: str, rtol: float) -> None:
-    """Gram matrices, exact ones, samples and projections on the device."""
-    x = noisy(noise=rtol / 3, shape=(16, 15, 16, 40))
-    x = x.reshape(240, 640) if name == "ttm_svd" else x
-    check(oracles.METHODS[name](other_arrays.to_device(x), rtol), x, other_arrays.to_device(x), rtol)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64], ids=str)
-@pytest.mark.parametrize("name", ["tt_svd", "tucker"])
-def test_single_precision_on_a_device(name: str, dtype: Any) -> None:
-    x = noisy(dtype, noise=1e-5, shape=(16, 15, 16, 40))
-    for rtol in (3e-5, 3e-3):
-        check(oracles.METHODS[name](other_arrays.to_device(x), rtol), x, other_arrays.to_device(x), rtol)
 
 
 @kinds
@@ -354,12 +335,6 @@ def test_arrays_are_stored_without_a_copy(name: str) -> None:
         oracles.assert_close(other.to_numpy().full(), value.to_numpy().full(), value.dtype)
 
 
-def test_iterations_of_tucker_on_a_device() -> None:
-    with oracles.refused(ValueError, "tucker", "n_iter", "on the host"):
-        tnlib.tucker(other_arrays.to_device(noisy()), rtol=0.1, n_iter=1)
-    assert tnlib.tucker(other_arrays.to_torch(noisy()), rtol=0.1, n_iter=1).n_iter == 1
-
-
 @kinds
 def test_cp_and_tree_copy_the_array_to_the_host(make: Callable[[Any], Any]) -> None:
     """Formats of numpy arrays, equal to those of the numpy array."""
@@ -377,18 +352,3 @@ def test_integers_and_half_precision() -> None:
     assert tnlib.tt_svd(torch.arange(8).reshape(2, 4)).value.cores[0].dtype == torch.float64
     train = tnlib.TensorTrain([torch.ones(1, 2, 1, dtype=torch.bfloat16)])
     assert train.cores[0].dtype == torch.float32
-
-
-# -------------------------------------------------------------------------------------------------------- table
-
-
-def test_the_page_has_the_tables() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "scale.md").read_text(encoding="utf-8")
-    for table in (capability_table(), library_table()):
-        assert "\n".join(table) in page
-
-
-def test_functions_of_the_table_exist() -> None:
-    for row in CAPABILITIES:
-        owner = tnlib.TensorTrain if row.name == "full" else tnlib
-        assert callable(getattr(owner, row.name))

@@ -23,7 +23,6 @@ from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
-from tnlib.linalg.device_array import on_host
 from tnlib.linalg.gram import gram
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
@@ -108,8 +107,7 @@ def cp(
             scaled, exponent, size = tucker.core, source.exponent, tucker.norm
             dtype = source.dtype
     else:
-        array, exponent, size = prepare("cp", "x", dense)
-        scaled = on_host(array)
+        scaled, exponent, size = prepare("cp", "x", dense)
         dtype, tucker = scaled.dtype, None
         _check_constraint(constraint, dtype, scaled.shape)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -140,7 +139,7 @@ def fuse_legs(cores: Sequence[Array]) -> list[Array]:
     return [core.reshape(len(core), -1, core.shape[-1]) for core in cores]
 
 
-def pair_legs(a: Any, row_shape: Sequence[int], col_shape: Sequence[int]) -> Any:
+def pair_legs(a: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
     """Return a matrix (prod m, prod n) as the array (m[0] n[0], m[1] n[1], ...) with paired legs."""
     d = len(row_shape)
     order = [leg for k in range(d) for leg in (k, d + k)]  # m0 n0 m1 n1 ...

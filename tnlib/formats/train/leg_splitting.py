@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.device_array import on_host
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.projection import adjoint_times, project
 from tnlib.linalg.row_sampling import sampled_range
@@ -31,29 +29,26 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
 def split_legs(
-    x: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
+    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
 ) -> tuple[list[Array], Array]:
-    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t).
-
-    `x` may be a DeviceArray.
-    """
+    """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
     cores: list[Array] = []
     rest = x
     while legs:
         if rest.size <= _SHORT:
-            head, rest = _split_by_svd(on_host(rest), legs[0], budget, max_rank)
+            head, rest = _split_by_svd(rest, legs[0], budget, max_rank)
         elif (sampled := _split_by_sampling(rest, legs, budget, max_rank, norm)) is not None:
             head, rest = sampled
         else:
             head, rest = _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
         cores += head
         legs, norm = legs[len(head) :], None
-    return cores, on_host(rest)
+    return cores, rest
 
 
 def _split_by_sampling(
-    rest: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Any] | None:
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Array] | None:
     """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
 
     With few columns C = A V^H instead of A, V V^H = 1, and E E^H the projection that the cores of C make,
@@ -78,8 +73,8 @@ def _split_by_sampling(
 
 
 def _split_by_gram_matrix(
-    rest: Any, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
-) -> tuple[list[Array], Any]:
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and the rest."""
     threshold = budget.threshold
     for rows in ROWS:
@@ -103,7 +98,7 @@ def _split_by_gram_matrix(
     return cores, _projected(cores, flat)  # r [(l n0 ... nk)] (n(k+1) ... t)
 
 
-def _projected(cores: Sequence[Array], flat: Any) -> Any:
+def _projected(cores: Sequence[Array], flat: Array) -> Array:
     """Return the rest (r, n) of `flat` (m, n), projected on the isometry of `cores`."""
     return adjoint_times(merge_cores(cores), flat.reshape(1, *flat.shape)).reshape(-1, flat.shape[1])
 

@@ -124,7 +124,7 @@ def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) ->
     return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
 
 
-def split_array(x: Any, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
+def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
 
     `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tnlib._fit import Fit, report
@@ -20,7 +21,6 @@ from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
 from tnlib.formats.train.tt_svd_out_of_core import decompose_matrix
-from tnlib.linalg.device_array import contiguous
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.array_source import matrix_shape
@@ -84,7 +84,7 @@ def ttm_svd(
         if session is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
-            paired = Prepared(contiguous(pair_legs(matrix, rows, columns)), exponent, norm)
+            paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)
         else:
             with session as (passes, source):

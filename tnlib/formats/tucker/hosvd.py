@@ -19,7 +19,6 @@ from tnlib.formats.tucker.hooi import orthogonal_iteration
 from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.formats.tucker.tucker_one_pass import tucker_one_pass
-from tnlib.linalg.device_array import DeviceArray
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.out_of_core.one_read import OneRead
@@ -93,10 +92,6 @@ def tucker(
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
-        if n_iter and isinstance(scaled, DeviceArray):
-            raise ArgumentError(
-                f"tucker: n_iter must be 0 for an array on a device, got {n_iter}; pass x on the host, or lower rtol."
-            )
         core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
     else:
         if n_iter:

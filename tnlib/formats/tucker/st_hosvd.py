@@ -17,14 +17,13 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.device_array import on_host
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.projection import adjoint_times
 from tnlib.linalg.truncation import TruncationBudget
 
 
 def st_hosvd(
-    x: Any,
+    x: Array,
     size: float,
     rtol: float | None,
     max_ranks: Sequence[int | None],
@@ -53,15 +52,15 @@ def st_hosvd(
         factors.append(change.columns(columns))
         core = adjoint_times(change.columns(u), slabs)  # (r0 ...) rk [nk] (n(k+1) ...)
         core = core.reshape(*(factor.shape[1] for factor in factors), *x.shape[k + 1 :])
-    return on_host(core), factors, budget
+    return core, factors, budget
 
 
-def unfold_slabs(x: Any, k: int) -> Any:
+def unfold_slabs(x: Array, k: int) -> Array:
     """Return `x` as (n[0] ... n[k-1], n[k], n[k+1] ...), without a copy where it is contiguous."""
     return x.reshape(math.prod(x.shape[:k]), x.shape[k], -1)
 
 
-def _truncated_svd(slabs: Any, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:
+def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:
     """Return left singular vectors of the middle leg of (l, n, m), and the rank within the budget."""
     # Singular values from one Gram matrix, where their error estimate leaves the rank and the error certain.
     svd = left_svd(slabs, exact=False)

@@ -24,7 +24,6 @@ from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.interop.quimb.network_format import Network
-from tnlib.linalg.device_array import on_host
 from tnlib.linalg.scaling import prepare, shift
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
@@ -67,8 +66,7 @@ def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = 
     ({2}, 100)
     """
     rtol, max_rank = as_rtol("tree", rtol), as_max_rank("tree", max_rank)
-    array, exponent, norm = prepare("tree", "x", x)
-    core = on_host(array)
+    core, exponent, norm = prepare("tree", "x", x)
     dtype, names = core.dtype, tuple(f"k{k}" for k in range(core.ndim))
     levels = _levels(core.ndim)
     count = sum(map(len, levels))  # truncations to come

@@ -124,7 +124,6 @@ def factorise_calibrated(
         measure_of_text(checkpoint),
         fit=fit,
         weights=dict.fromkeys(predict, _NOT_FITTED),
-        moments=calibration.statistics.reads,
     )
 
 

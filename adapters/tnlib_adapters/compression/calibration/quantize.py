@@ -77,7 +77,6 @@ def factorise_quantized(
         measure_of_text(checkpoint),
         fit=fit,
         in_bits=True,
-        moments=calibration.statistics.reads,
     )
 
 

@@ -16,7 +16,6 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.attention_sizes import Sizes
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
-from tnlib_adapters.compression.methods.compensated_rounding import round_by_gptq
 from tnlib_adapters.compression.methods.components import components, is_large
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
@@ -25,7 +24,6 @@ from tnlib_adapters.compression.request import Progress, Request
 from tnlib_adapters.factors.projections import Projections
 
 _LARGEST, _LARGEST_ROUNDED = 3e10, 3e8  # m n (m + n) of a weight that is timed; rounding takes longer
-_GPTQ_BITS, _GPTQ_GROUP = 4, 128
 
 
 def time_decompositions(shapes: Shapes, request: Request, progress: Progress) -> dict[Shape, float]:
@@ -54,17 +52,6 @@ def time_decompositions(shapes: Shapes, request: Request, progress: Progress) ->
 
 def _drop(_: Any) -> None:
     """Do nothing with a result."""
-
-
-def time_gptq(shapes: Shapes, progress: Progress) -> dict[Shape, float]:
-    """Return the seconds to round one weight of every shape that is compressed by GPTQ, the baseline."""
-
-    def rounded(shape: Shape, whole: Shape) -> Callable[[], None]:
-        axis = 1 if whole in shapes.tables else 0
-        weight, reads = _random(*shape), _moments(shape[axis]).astype(np.float64)
-        return lambda: _drop(round_by_gptq(weight, axis, _GPTQ_BITS, _GPTQ_GROUP, reads))
-
-    return _times(shapes, rounded, _LARGEST_ROUNDED, progress)
 
 
 def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> float:

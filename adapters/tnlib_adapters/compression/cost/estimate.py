@@ -13,7 +13,7 @@ from tnlib import ArgumentError
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.cost.choice import choose_limits, tokens_within
-from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_gptq, time_layer
+from tnlib_adapters.compression.cost.decomposition_timing import time_decompositions, time_layer
 from tnlib_adapters.compression.cost.memory import peak_memory_of, spill_bytes, temporary_bytes
 from tnlib_adapters.compression.cost.passes import Times, Tokens, seconds_by_stage
 from tnlib_adapters.compression.cost.shapes import Shapes, shapes_of
@@ -178,7 +178,7 @@ def estimate_cost(
     limits = choose_limits(shapes, request, tokens, memory)
     tokens = tokens_within(tokens, limits)
     fit_in_memory = 4 * shapes.n_parameters <= limits.weights
-    times = _times(opened.checkpoint, shapes, request, text, progress, fit_in_memory=fit_in_memory)
+    times = _times(opened.checkpoint, shapes, request, text, progress)
     n_batches = math.ceil(tokens.fit / max(1, tokens.batch))
     steps = fit_steps(n_batches, in_bits=request.in_bits, fit_in_memory=fit_in_memory) if request.fits_model else 0
     seconds = seconds_by_stage(shapes, request, tokens, times, steps, fit_in_memory=fit_in_memory)
@@ -269,15 +269,7 @@ def _count(batches: list[Batch]) -> int:
     return sum(batch.ids.numel() for batch in batches)
 
 
-def _times(
-    checkpoint: Checkpoint,
-    shapes: Shapes,
-    request: Request,
-    text: _Text | None,
-    progress: Progress,
-    *,
-    fit_in_memory: bool,
-) -> Times:
+def _times(checkpoint: Checkpoint, shapes: Shapes, request: Request, text: _Text | None, progress: Progress) -> Times:
     """Measure the times of the parts of a compression."""
     rotary = has_rotary_or_norms(checkpoint)
     times = Times(
@@ -297,7 +289,6 @@ def _times(
         head=block.head,
         elementwise=block.elementwise,
         timed=shapes.blocks[shapes.largest],
-        gptq=time_gptq(shapes, progress) if fit_in_memory else None,  # see `measure_on_text`
     )
 
 

@@ -21,7 +21,7 @@ LIBRARIES = 1.0e8  # the libraries that draw the page of the report, and those o
 ACTIVATIONS = 3.0  # copies of inputs and outputs of the weights of a block: forward, kept for backward, gradients
 LOGITS = {"statistics": 6.0, "fit": 4.0, "measurement": 12.0}  # arrays of logits, in float32
 DECOMPOSITION = 3.0  # arrays of a weight in double precision, beside its moments and their roots
-ROUNDED = 4.0  # arrays of a weight in double precision while it is rounded by GPTQ, or its factors are packed
+ROUNDED = 4.0  # arrays of a weight in double precision while it is rounded, or its factors are packed
 SVD = 4.0  # arrays of a weight in its own precision: copy, both factors, workspace
 
 

@@ -21,7 +21,7 @@ STEP_NUMBERS = {"calibrated": 25, "quantized": 90}  # elementwise operations of 
 REFIT = {"calibrated": 2.0, "quantized": 0.0}  # passes through the attention per token: least squares of a factor
 HEADS_PER_PROBE = 5.0  # softmaxes of the logits per token and probe: forward, backward, drawing
 HEADS_OF_OUTPUT = 1.5  # softmaxes per token of the output of a model: divergences in double precision
-EVALUATIONS = 4  # original, compressed, plain int8, GPTQ
+EVALUATIONS = 3  # original, compressed, plain int8
 DECOMPOSED = 1.1  # decompositions of the weights, with reading, writing and the choice of sizes
 OPERATORS = {"heads": 1.0, "other": 0.25}  # measurement of the written weights, in decompositions of the weights
 LIBRARIES = 3.0  # seconds to draw the page of the report
@@ -48,7 +48,7 @@ class Times:
     ----------
     forward, observed, head, elementwise
         As in `BlockTimes`; `timed` is the number of weights of the block that was timed.
-    decompositions, gptq
+    decompositions
         Per weight, by shape.
     layer
         Of the attention of a layer, for methods that factorise it as one.
@@ -64,7 +64,6 @@ class Times:
     head: float = 0.0
     elementwise: float = 0.0
     timed: int = 1
-    gptq: Mapping[Shape, float] | None = None
 
 
 def seconds_by_stage(
@@ -174,8 +173,7 @@ class _Passes:
         if not t.held_out:
             return operators
         runs = EVALUATIONS * t.held_out * (self.model + HEADS_OF_OUTPUT * times.head)
-        gptq = sum((times.gptq or {}).get(shape, 0.0) for shape in self.shapes.all_weights())
-        return operators + runs + gptq + self._loads(EVALUATIONS)
+        return operators + runs + self._loads(EVALUATIONS)
 
     @property
     def _scale(self) -> float:

@@ -13,12 +13,10 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.adapter.adapted_checkpoint import is_adapter, open_adapted
-from tnlib_adapters.compression.evaluation.baselines import gptq_model, round_weights
 from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
-from tnlib_adapters.compression.methods.factorisation import Forecast, Plan
+from tnlib_adapters.compression.evaluation.plain_int8 import round_weights
+from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.methods.other_matrices import names_of
-from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
 from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
@@ -110,8 +108,7 @@ def evaluate(
     ----------
     before, after
         Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
-        widths of heads and of feed-forward layers. `after` may be an adapter from `extract_adapter`, which is merged
-        with its base.
+        widths of heads and of feed-forward layers.
     text
         File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
         tokens.
@@ -130,7 +127,7 @@ def evaluate(
 
     placement = placement_of("evaluate", device, dtype)
     words = read_text("evaluate", "text", text)
-    checkpoints = [open_checkpoint(before), open_adapted(after) if is_adapter(after) else open_checkpoint(after)]
+    checkpoints = [open_checkpoint(before), open_checkpoint(after)]
     for checkpoint in checkpoints:
         check_reads_text("evaluate", checkpoint, text_required=True)
     paths = [checkpoint.folder.path for checkpoint in checkpoints]
@@ -272,7 +269,7 @@ def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OnText:
-    """Outputs of the compressed model and of both baselines compared with the original on a text.
+    """Outputs of the compressed model and of plain int8 compared with the original on a text.
 
     Parameters
     ----------
@@ -280,14 +277,10 @@ class OnText:
         The compressed model.
     int8
         The original with the compressed part in plain int8.
-    gptq
-        The original with the compressed part rounded by GPTQ; None if the method does not measure the inputs, or the
-        model does not fit in memory.
     """
 
     after: Evaluation
     int8: Evaluation
-    gptq: Evaluation | None = None
 
     def measures(self, forecast: Forecast) -> dict[str, float]:
         """Return the measures of the compressed model by name, and their predictions."""
@@ -300,21 +293,12 @@ class OnText:
         return values
 
 
-def measure_on_text(
-    source: SourceModel, after: Checkpoint, plan: Plan, what: str, text: str, progress: Progress
-) -> OnText:
-    """Evaluate the compressed checkpoint, and the source with the compressed part rounded, against the source."""
+def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str, progress: Progress) -> OnText:
+    """Evaluate the compressed checkpoint, and the source with the compressed part in plain int8, against the source."""
     reference = Reference(source.original, text)
 
     def measure(model: RunningModel) -> Evaluation:
         return reference.compare(model, progress)
 
     modules = names_of(source.checkpoint, what, with_text=True)
-    compressed = measure(source.open(after.folder.path))
-    int8 = measure(round_weights(source.original, what, modules))
-    weights = source.original.weights
-    # GPTQ of a larger model would take as long as its compression
-    if not plan.moments or (weights is not None and not weights.fit_in_memory):
-        return OnText(compressed, int8)
-    folded = TABLE[plan.method].unit == "model"
-    return OnText(compressed, int8, measure(gptq_model(source, plan.moments, what, folded=folded)))
+    return OnText(measure(source.open(after.folder.path)), measure(round_weights(source.original, what, modules)))

@@ -1,6 +1,6 @@
-"""Dense decoders of Llama's kind: the tensors and keys that all containers share, and the models that they refuse.
+"""Dense decoders of Llama's kind: the tensors and keys that DeepSeek-V3 shares, and the models that layout mla refuses.
 
-MiMo-V2-Flash and DeepSeek-V3 have other attention, and Llama's embedding, norms and gated feed-forward layers.
+DeepSeek-V3 has other attention, and Llama's embedding, norms and gated feed-forward layers.
 """
 
 from __future__ import annotations

@@ -70,11 +70,10 @@ class LatentLayers:
 
         return {key: place for key, place in find_places(model).items() if key.endswith((".k", ".v"))}
 
-    def choose(self, k: int, statistics: Statistics | None) -> None:
+    def choose(self, k: int, statistics: Statistics) -> None:
         """Store the moments of a layer: its factors depend on the rotary frequencies, the same of all layers."""
-        if statistics is not None:
-            arrays = {"x": statistics.reads[f"{k}.x"], **{name: statistics.slopes[f"{k}.{name}"] for name in "kv"}}
-            self._moments.add({f"{k}.{name}": moments.astype(np.float64) for name, moments in arrays.items()})
+        arrays = {"x": statistics.reads[f"{k}.x"], **{name: statistics.slopes[f"{k}.{name}"] for name in "kv"}}
+        self._moments.add({f"{k}.{name}": moments.astype(np.float64) for name, moments in arrays.items()})
 
     def start(self, k: int) -> Products:
         """Return the factors of a layer, and the matrices of its feed-forward layer."""

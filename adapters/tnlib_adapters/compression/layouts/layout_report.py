@@ -14,7 +14,7 @@ from tnlib_adapters.compression.evaluation.evaluate import Evaluation
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.smaller_model import SmallerModel
-from tnlib_adapters.compression.methods.factorisation import RELATIVE, measure_of_text
+from tnlib_adapters.compression.methods.factorisation import measure_of_text
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes
@@ -28,18 +28,17 @@ def report_layout(
     after: Checkpoint,
     smaller: SmallerModel[Any],
     request: LayoutRequest,
-    evaluation: Evaluation | None,
+    evaluation: Evaluation,
     started: float,
 ) -> Report:
-    """Return the report of a compression that began at `started`; `evaluation` is on held-out text, None without."""
+    """Return the report of a compression that began at `started`; `evaluation` is on held-out text."""
     layers, heads = _compare(before, after, smaller.what)
     n_before, n_after = (sum(numbers) for numbers in zip(*((own.n_before, own.n_after) for own in layers), strict=True))
-    measures = {} if evaluation is None else evaluation.measures()
     left_out = other_files(before.folder, (REPORT, PAGE))[1]
     return Report(
         source=path_text(before.folder.path),
         model_type=before.wiring.model_type,
-        method="heads" if request.source.calibrate is None else "calibrated",
+        method="calibrated",
         layout=request.layout.name,
         keep=request.keep,
         kept=n_after / n_before,
@@ -50,11 +49,11 @@ def report_layout(
         bytes_after=_bytes(after, n_after),
         layers=layers,
         heads=heads,
-        quality={f"{name}, on held-out text": value for name, value in measures.items()},
+        quality={f"{name}, on held-out text": value for name, value in evaluation.measures().items()},
         left_out=[path_text(path.relative_to(before.folder.path)) for path in left_out],
         what=smaller.what,
-        measure=RELATIVE if evaluation is None else measure_of_text(before),
-        measured=None if evaluation is None else evaluation.error,
+        measure=measure_of_text(before),
+        measured=evaluation.error,
         cache_bytes={"before": cache_bytes(before), "after": cache_bytes(after)},
         load=loading_code(after, "dense"),
         seconds=time.perf_counter() - started,
@@ -93,10 +92,7 @@ def _rescaled(layer: Attention, scale: float) -> Attention:
 
 def _numbers(checkpoint: Checkpoint, k: int, what: str) -> int:
     """Return the numbers of the part of a layer that becomes smaller."""
-    sizes, layer = checkpoint.sizes, checkpoint.wiring.layers[k]
-    if what == "values":
-        biased = any("v" in held and linear.bias for held, linear in layer.attention.projections.items())
-        return sizes.d_model * (sizes.widths["v"] + sizes.widths["o"]) + (sizes.widths["v"] if biased else 0)
+    layer = checkpoint.wiring.layers[k]
     tensors = checkpoint.folder.tensors
     names = [name for matrix in layer.feed_forward_matrices for name in (matrix.weight, matrix.bias) if name in tensors]
     attention = sum(info.size for info in attention_tensors(checkpoint, k)) if what != "mlp" else 0

@@ -61,14 +61,12 @@ class LayoutRequest:
             )
         for key, value in named.items():
             _check_size(row, key, value)
-        if row.text_required and options["calibrate"] is None:
+        if options["calibrate"] is None:
             raise ArgumentError(
                 f"compress: layout {layout!r} needs a text, got none; pass a file as calibrate (--calibrate TEXT)."
             )
         read = {name: options.get(name) if name in _READ else default for name, default in defaults.items()}
-        # "matrix" is refused by no model that a layout takes
-        method = "matrix" if options["calibrate"] is None else ""
-        source = Request.of(**read | {"keep": 1.0 if keep is None else keep, "method": method})
+        source = Request.of(**read | {"keep": 1.0 if keep is None else keep, "method": ""})
         return cls(row, named, source)
 
     @property

@@ -37,8 +37,6 @@ class Layout:
         Keys of config.json whose values may be requested.
     make
         "module:class".
-    text_required
-        True if the sizes cannot be chosen without calibration data.
     sizes_required
         Reason why `keep` does not apply; "" if it does.
     """
@@ -48,7 +46,6 @@ class Layout:
     takes: str
     sizes: tuple[str, ...]
     make: str
-    text_required: bool = False
     sizes_required: str = ""
 
     @property
@@ -65,19 +62,11 @@ SMALLER_MODELS: Mapping[str, Layout] = {
     row.name: row
     for row in (
         Layout(
-            name="mimo",
-            writes="a MiMoV2FlashForCausalLM with narrower values",
-            takes="Llama, Mistral, Qwen2 and similar models without QK norm",
-            sizes=("v_head_dim",),
-            make=f"{_HERE}.mimo:MimoModel",
-        ),
-        Layout(
             name="narrow",
             writes="the same architecture with narrower heads and feed-forward layers",
             takes="models whose config.json states head_dim or intermediate_size",
             sizes=("head_dim", "intermediate_size"),
             make=f"{_HERE}.narrow:NarrowModel",
-            text_required=True,
         ),
         Layout(
             name="mla",
@@ -85,7 +74,6 @@ SMALLER_MODELS: Mapping[str, Layout] = {
             takes="Llama, Mistral and similar models without biases and QK norm",
             sizes=("kv_lora_rank", "qk_rope_head_dim"),
             make=f"{_HERE}.mla:MlaModel",
-            text_required=True,
             sizes_required="it makes the KV cache smaller, not the weights",
         ),
     )
@@ -93,7 +81,6 @@ SMALLER_MODELS: Mapping[str, Layout] = {
 
 # forms that `compress` does not write, and the commands that do
 OTHER_COMMANDS: Mapping[str, str] = {
-    "peft": "`tnlib compress IN ROUNDED --store int4 --layout dense`, then `tnlib adapter ROUNDED IN OUT --rank 16`",
     "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
 }
 

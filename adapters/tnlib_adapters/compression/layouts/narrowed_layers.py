@@ -51,7 +51,7 @@ def widths_of(checkpoint: Checkpoint) -> Widths:
 
 
 class NarrowedLayers:
-    """Zero-padded weights of the layers of a model, chosen layer by layer from its statistics, or from the weights.
+    """Zero-padded weights of the layers of a model, chosen layer by layer from its statistics.
 
     Parameters
     ----------
@@ -106,20 +106,20 @@ class NarrowedLayers:
         identity = np.eye(weight.shape[1], dtype=weight.dtype)
         return {f"{k}.q": Components(weight, identity, np.zeros(weight.shape[1]))}
 
-    def choose(self, k: int, statistics: Statistics | None) -> None:
+    def choose(self, k: int, statistics: Statistics) -> None:
         """Choose values and neurons of a layer, and add the losses of its rotary planes."""
         sizes, projections = self._checkpoint.sizes, self._checkpoint.projections(k)
-        moments = (None, None) if statistics is None else (statistics.reads[f"{k}.y"], statistics.slopes[f"{k}.o"])
         truncated = projections
         if self._widths.value < self._before.value:
+            moments = statistics.reads[f"{k}.y"], statistics.slopes[f"{k}.o"]
             truncated = truncate_values(projections, sizes, self._widths.value, *moments)
         arrays = {f"{k}.{name}": truncated.weights[name] for name in "vo"}
         arrays |= {f"{k}.b_v": truncated.biases["v"]} if "v" in truncated.biases else {}
-        if statistics is not None and self.narrows_heads:
+        if self.narrows_heads:
             gates = statistics.gates[f"{k}.q"].reshape(sizes.n_heads, 2, -1)  # h (half plane)
             self._plane_losses += gates.sum((0, 1))
         feed_forward = self._checkpoint.wiring.layers[k].feed_forward
-        if statistics is not None and self.narrows_neurons and feed_forward and self._widths.neurons is not None:
+        if self.narrows_neurons and feed_forward and self._widths.neurons is not None:
             down, _ = read_weight(self._checkpoint, feed_forward.down.name)
             moments_of_down = statistics.reads[feed_forward.down.name], statistics.slopes[feed_forward.down.name]
             kept, rows = choose_neurons(down, *moments_of_down, self._widths.neurons)

@@ -38,8 +38,8 @@ class SmallerLayers(Protocol):
     def places(self, model: RunningModel) -> Places:
         """Return the weights whose inputs and output gradients `choose` reads."""
 
-    def choose(self, k: int, statistics: Statistics | None) -> None:
-        """Choose what layer k keeps; without statistics, from its weights."""
+    def choose(self, k: int, statistics: Statistics) -> None:
+        """Choose what layer k keeps."""
 
     def start(self, k: int) -> Products:
         """Return the weights of layer k, as chosen."""

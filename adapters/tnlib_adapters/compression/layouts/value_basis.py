@@ -9,8 +9,7 @@ place of W_V and W_O^h. The error of one head in the direction of the gradients 
         Y_h = E[y_h^T y_h],   G_h = W_O^h E[p p^T] W_O^hT,   m the entries of M,
 
 as if y_h and p were independent. The sum over the heads of a group is replaced by the nearest Kronecker product
-A (x) B, for which the minimum over M of rank r is that of `components`. Without a text, the error is that of the
-operators [W_V; b_V] M W_O^h of the group together: A = [W_V; b_V]^T [W_V; b_V], B = sum_h W_O^h W_O^hT.
+A (x) B, for which the minimum over M of rank r is that of `components`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from tnlib_adapters.compression.methods.components import components, nearest_kr
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 
-def truncate_values(
-    projections: Projections, sizes: Sizes, width: int, mixed: Array | None = None, slopes: Array | None = None
-) -> Projections:
+def truncate_values(projections: Projections, sizes: Sizes, width: int, mixed: Array, slopes: Array) -> Projections:
     """Return projections whose values are 0 from column `width` of every head on, and so the rows of W_O they meet.
 
     Parameters
@@ -34,17 +31,14 @@ def truncate_values(
     width
         Columns that are kept, at most `sizes.d_value`.
     mixed
-        (heads * d_value,) * 2, second moments of the inputs of W_O; None without a text.
+        (heads * d_value,) * 2, second moments of the inputs of W_O.
     slopes
         (d_model,) * 2, second moments of the gradients at the output of W_O.
     """
     values, biases, outputs = (a.astype(np.float64) for a in _by_head(projections, sizes))
     new_values, new_biases, new_outputs = np.zeros_like(values), np.zeros_like(biases), np.zeros_like(outputs)
     for g in range(sizes.kv_heads):
-        terms = _terms(np.vstack([values[g], biases[g]]), outputs[g])
-        if mixed is not None and slopes is not None:
-            terms = _calibrated_terms(mixed, slopes, outputs[g], g)
-        on_values, on_outputs = nearest_kronecker_product(terms)
+        on_values, on_outputs = nearest_kronecker_product(_terms(mixed, slopes, outputs[g], g))
         left, right = components(np.eye(sizes.d_value), on_values, on_outputs).first(width)
         new_values[g, :, :width], new_biases[g, :width] = values[g] @ left, biases[g] @ left  # d [dv] r, [dv] r
         new_outputs[g, :, :width] = right @ outputs[g]  # h r [dv] d
@@ -65,12 +59,7 @@ def _by_head(projections: Projections, sizes: Sizes) -> tuple[Array, Array, Arra
     return values, bias.reshape(kv_heads, -1), o.reshape(kv_heads, -1, sizes.d_value, sizes.d_model)
 
 
-def _terms(values: Array, outputs: Array) -> list[tuple[Array, Array]]:
-    """Return the Kronecker product of the error of the operators of one group."""
-    return [(values.T @ values, np.einsum("hid,hjd->ij", outputs, outputs))]  # dv [d+1] dv; dv [h d] dv
-
-
-def _calibrated_terms(mixed: Array, slopes: Array, outputs: Array, group: int) -> list[tuple[Array, Array]]:
+def _terms(mixed: Array, slopes: Array, outputs: Array, group: int) -> list[tuple[Array, Array]]:
     """Return the Kronecker products of the errors of the heads of one group."""
     n, width, _ = outputs.shape
     terms = []

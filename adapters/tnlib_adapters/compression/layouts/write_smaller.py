@@ -26,7 +26,6 @@ from tnlib_adapters.compression.report.report import Report
 from tnlib_adapters.compression.report.report_files import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Progress
 from tnlib_adapters.compression.source_model import (
-    CheckedSource,
     SourceModel,
     check_finite,
     open_source,
@@ -66,7 +65,7 @@ def write_smaller(
         workspace = Workspace(folder=scratch)
         layers = smaller.layers(workspace)
         tensors = [StoredArrays(workspace) for _ in range(checkpoint.n_layers)]
-        for k, products in enumerate(_fitted(layers, original, opened, progress)):
+        for k, products in enumerate(_fitted(layers, original, opened.calibration or "", progress)):
             tensors[k].add({name: np.ascontiguousarray(a) for name, a in smaller.tensors(k, layers, products).items()})
         with whole_folder(target) as partial:
             entries = _entries(checkpoint, smaller, tensors)
@@ -75,10 +74,7 @@ def write_smaller(
             ):
                 progress("writing tensors", done, total)
             written = open_checkpoint(partial)
-            evaluation = None
-            if opened.held_out:
-                reference = Reference(original.original, opened.held_out)
-                evaluation = reference.compare(original.open(written), progress)
+            evaluation = Reference(original.original, opened.held_out).compare(original.open(written), progress)
             report = report_layout(checkpoint, written, smaller, request, evaluation, started)
             report = replace(report, calibration=opened.calibration_summary(original))
             write_report(report, partial)
@@ -86,18 +82,8 @@ def write_smaller(
     return report
 
 
-def _fitted(
-    layers: SmallerLayers, source: SourceModel, opened: CheckedSource, progress: Progress
-) -> Iterator[Products]:
-    """Choose what the layers keep, and yield their weights: with a text, fitted on it."""
-    n_layers, text = opened.checkpoint.n_layers, opened.calibration
-    if text is None:
-        for k in range(n_layers):
-            progress("factorising", k, n_layers)
-            layers.choose(k, None)
-        progress("factorising", n_layers, n_layers)
-        yield from map(layers.start, range(n_layers))
-        return
+def _fitted(layers: SmallerLayers, source: SourceModel, text: str, progress: Progress) -> Iterator[Products]:
+    """Choose what the layers keep, and yield their weights, fitted on the text."""
     model = source.original
     batches, spill = model.batches(text), Spill()
     check_tokens("compress", batches, layers.widest_input)

@@ -89,44 +89,6 @@ def round_compensated(
     return best
 
 
-def round_by_gptq(weight: Array, axis: int, bits: int, group: int, reads: Array | None = None) -> Array:
-    """Return a matrix rounded by GPTQ on the usual grid with integer zero points, as a baseline.
-
-    Parameters
-    ----------
-    weight
-        (m, n).
-    axis
-        Axis of the inputs, along which `group` consecutive entries share a scale and a zero point.
-    bits
-        Bits of a code; the grid of a group runs from its smallest entry, or 0, to its largest, or 0.
-    group
-        Entries per scale.
-    reads
-        Second moments of the inputs; None rounds to nearest.
-
-    Returns
-    -------
-    ndarray
-        (m, n), the rounded values in the dtype of the weight.
-    """
-    form = IntegerFormat(bits, axis, group)
-    starts = np.arange(0, weight.shape[axis], group)
-    low = np.minimum(np.minimum.reduceat(weight, starts, axis), 0).astype(np.float64)
-    high = np.maximum(np.maximum.reduceat(weight, starts, axis), 0).astype(np.float64)
-    scales = (high - low) / (2**bits - 1)
-    scales[scales == 0] = 1.0
-    # the grid around 0 is moved by a multiple of half a step, so that 0 is one of its values
-    offsets = np.repeat(scales * (form.centre - np.rint(-low / scales)), form.group_sizes(weight.shape[axis]), axis)
-    metric = [None, None] if reads is None else [None, _damped(reads, _DAMPED[0])]
-    size = float(np.abs(weight).max(initial=0.0)) or 1.0
-    centred = (weight - offsets) / size
-    codes = _rounded(centred, scales / size, form, metric if axis == 1 else metric[::-1], descend=False)
-    steps = np.repeat(scales, form.group_sizes(weight.shape[axis]), axis)
-    values: Array = (steps * (codes - form.centre) + offsets).astype(weight.dtype)
-    return values
-
-
 def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None = None) -> float:
     """Return tr(P E^T A E), the expected square of x E p.
 

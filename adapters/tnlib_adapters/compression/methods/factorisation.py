@@ -10,7 +10,6 @@ from itertools import starmap
 import numpy as np
 
 from tnlib import ArgumentError
-from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import (
     Curve,
@@ -84,8 +83,6 @@ class Plan:
         Module path -> stored numbers, of factors and biases.
     forecast
         Predicted error of these factors, and of other sizes.
-    moments
-        As in `Factorisation`.
     flops
         Multiplications per token of the compressed part, before and after; None if the method does not count them.
     """
@@ -95,7 +92,6 @@ class Plan:
     n_before: int
     numbers: Mapping[str, int]
     forecast: Forecast = field(default_factory=Forecast)
-    moments: Mapping[str, Array] = field(default_factory=dict)
     flops: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -140,9 +136,6 @@ class Factorisation:
         Factors of the errors of some parts, in the sum over blocks; 1 for the others.
     in_bits
         True if costs are bits instead of numbers, those of all stored floats included.
-    moments
-        Second moments of the inputs of all weights by their keys, to round the weights by GPTQ for comparison; {} if
-        the method does not measure them. Those of a method of unit "model" belong to the model with folded biases.
     workspace
         Memory and temporary files of the plans.
     """
@@ -155,7 +148,6 @@ class Factorisation:
     fit: Fit | None = None
     weights: Mapping[str, int] = field(default_factory=dict)
     in_bits: bool = False
-    moments: Mapping[str, Array] = field(default_factory=dict)
     workspace: Workspace = field(default_factory=Workspace)
 
     def plan(self, size: float, progress: Progress = quiet) -> Plan:
@@ -306,7 +298,7 @@ class Factorisation:
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
-        return Plan(self.method, matrices, self.n_before, numbers, forecast, self.moments, self._flops(choice))
+        return Plan(self.method, matrices, self.n_before, numbers, forecast, self._flops(choice))
 
     def _flops(self, choice: Sequence[int]) -> tuple[int, int] | None:
         """Return the multiplications per token before and after."""

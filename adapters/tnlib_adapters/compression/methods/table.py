@@ -33,8 +33,6 @@ class Method:
         As `compress` and the command line take it.
     help
         What it does to a layer, in a few words.
-    color
-        Of its lines in pictures.
     unit
         What it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
         "model", all weights of a model from calibration data.
@@ -68,7 +66,6 @@ class Method:
 
     name: str
     help: str
-    color: str
     unit: Literal["matrix", "layer", "model"]
     factorise: Reference
     kinds: tuple[str, ...]
@@ -110,7 +107,6 @@ for _row in (
         name="calibrated",
         help="low-rank factors of each weight; components are ranked by their effect on the output, then fitted block "
         "by block; requires --calibrate",
-        color="#00602b",
         unit="model",
         factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
         kinds=("interpolative", "low_rank"),
@@ -122,7 +118,6 @@ for _row in (
         name="quantized",
         help="integers of 2 to 8 bits for each weight; bits are allocated by their effect on the output, and rounding "
         "errors compensate each other; requires --calibrate",
-        color="#d55e00",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
         kinds=("dense", "low_rank", "corrected"),
@@ -133,7 +128,6 @@ for _row in (
     Method(
         name="heads",
         help="low-rank factors of the QK and OV operator of each head",
-        color="#8064a2",
         unit="layer",
         factorise=f"{_HERE}.methods.head_products:Heads",
         rotary=f"{_HERE}.methods.head_products:ValueHeads",
@@ -143,7 +137,6 @@ for _row in (
     Method(
         name="matrix",
         help="low-rank factors of each weight matrix",
-        color="#0072b2",
         unit="matrix",
         factorise=f"{_HERE}.methods.matrices:TruncatedSVD",
         kinds=("low_rank",),
@@ -153,7 +146,6 @@ for _row in (
     Method(
         name="ttm",
         help="each weight matrix as a TT-matrix of two cores",
-        color="#e69f00",
         unit="matrix",
         factorise=f"{_HERE}.methods.matrices:TruncatedTTMatrix",
         weighted=f"{_HERE}.methods.matrices:WeightedTTMatrix",
@@ -165,7 +157,6 @@ for _row in (
     Method(
         name="tucker",
         help="each attention layer as one array (projection, head, d_model, d_head), by a truncated higher-order SVD",
-        color="#c0504d",
         unit="layer",
         factorise=f"{_HERE}.methods.tensor_stacks:TuckerStack",
         weighted=f"{_HERE}.methods.tensor_stacks:SharedBases",
@@ -176,7 +167,6 @@ for _row in (
     Method(
         name="cp",
         help="the array of tucker as a sum of rank-one components",
-        color="#4d4d4d",
         unit="layer",
         factorise=f"{_HERE}.methods.tensor_stacks:CPStack",
         kinds=("cp", "stack"),

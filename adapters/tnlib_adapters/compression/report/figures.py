@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.report.report import HeadReport, Report, baselines
+from tnlib_adapters.compression.report.report import INT8, HeadReport, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +92,7 @@ def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
 
 
 def error_curve(report: Report) -> Figure:
-    """Draw predicted error against bytes, the chosen and measured points, and the baselines."""
+    """Draw predicted error against bytes, the chosen and measured points, and plain int8."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")
@@ -109,11 +109,12 @@ def error_curve(report: Report) -> Figure:
     if report.measured is not None:
         ax.plot(x, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
     if report.plain_measured is None:
-        label = f"plain int8: {report.plain_bytes / 1e6:.2f} MB"
+        label = f"{INT8}: {report.plain_bytes / 1e6:.2f} MB"
         ax.axvline(report.plain_bytes / 1e6, color="black", ls=":", lw=1, label=label)
-    for (name, size, error), mark in zip(baselines(report), "*P", strict=False):
-        label = f"{name}, {size / 1e6:.2f} MB: {error:.2g} measured"
-        ax.plot(size / 1e6, error, mark, color="black", ms=10, label=label, clip_on=False)
+    else:
+        label = f"{INT8}, {report.plain_bytes / 1e6:.2f} MB: {report.plain_measured:.2g} measured"
+        point = report.plain_bytes / 1e6, report.plain_measured
+        ax.plot(*point, "*", color="black", ms=10, label=label, clip_on=False)
     stored = ", in factors" if report.layout == "dense" else ""
     ax.set(xlabel=f"MB of the {report.subject}{stored}", ylabel=report.measure, xlim=(0, None))
     if report.measure == RELATIVE or not plotted.any():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
-from tnlib_adapters.compression.report.report import Report, baselines, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report.report import INT8, Report, headline, size_text, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,20 +96,20 @@ def _size(report: Report) -> str:
 
 
 def _trade(report: Report) -> list[str]:
-    """Return the conclusion and the table of bytes and errors beside the baselines, if there are errors on a text."""
-    if report.measured is None or (conclusion := verdict(report)) is None:
+    """Return the conclusion and the table of bytes and errors beside plain int8, if there are errors on a text."""
+    conclusion, error = verdict(report), report.plain_measured
+    if report.measured is None or error is None or conclusion is None:
         return []
     n_bytes = [report.compressed(sizes) for sizes in (report.bytes_before, report.bytes_after)]
     sizes = [("original", n_bytes[0], 0.0), (f"method {report.method}", n_bytes[1], report.measured)]
     rows = [
-        [label, f"{size / 1e6:.2f}", f"{8 * size / report.n_before:.2f}", f"{error:.2g}"]
-        for label, size, error in (*sizes, *baselines(report))
+        [label, f"{size / 1e6:.2f}", f"{8 * size / report.n_before:.2f}", f"{distance:.2g}"]
+        for label, size, distance in (*sizes, (INT8, report.plain_bytes, error))
     ]
-    note = "GPTQ int4 has 4 bits, scales of groups of 128 numbers, and the same calibration text. "
     return [
         f"<p>{html.escape(conclusion[0].upper() + conclusion[1:])}.</p>",
         table(["", f"MB of the {report.subject}", "bits per number", f"{report.measure} on held-out text"], rows),
-        f"<p>{note if report.gptq_bytes is not None else ''}Plain int8 has one scale per output.</p>",
+        "<p>Plain int8 has one scale per output.</p>",
     ]
 
 

@@ -14,12 +14,11 @@ from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
-INT8, GPTQ = "plain int8", "GPTQ int4"  # baselines; GPTQ with scales of groups of 128
+INT8 = "plain int8"  # the baseline
 SUBJECTS = {
     "attention": "attention",
     "mlp": "feed-forward layers",
     "all": "attention, feed-forward and embeddings",
-    "values": "values and outputs of attention",  # of layout "mimo"
     "layers": "attention and feed-forward layers",  # of layout "narrow"
 }
 
@@ -112,8 +111,6 @@ class Report:
     what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
     plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
-    gptq_bytes: int | None = None  # of the same part in 4 bits by GPTQ, where the method measures the inputs
-    gptq_measured: float | None = None  # its error on the text
     average_bits: float | None = None  # stored in the factored layout, per number of the source
     rounded: list[RoundedReport] = field(default_factory=list)  # all weights, if the size is one in bits
     measure: str = RELATIVE  # error measure; see `Forecast`
@@ -192,36 +189,23 @@ def headline(report: Report) -> str | None:
     )
 
 
-def baselines(report: Report) -> list[tuple[str, int, float]]:
-    """Return name, bytes and measured error of the same part in plain int8, and by GPTQ if that was measured."""
-    rows = []
-    if report.plain_measured is not None:
-        rows.append((INT8, report.plain_bytes, report.plain_measured))
-    if report.gptq_bytes is not None and report.gptq_measured is not None:
-        rows.append((GPTQ, report.gptq_bytes, report.gptq_measured))
-    return rows
-
-
 def verdict(report: Report) -> str | None:
-    """Return in one sentence how a compression compares with its baselines; None if none was measured on a text."""
-    if report.plain_measured is None or report.measured is None:
+    """Return in one sentence how a compression compares with plain int8; None if it was not measured on a text."""
+    size, error = report.plain_bytes, report.plain_measured
+    if error is None or report.measured is None:
         return None
-    n_bytes, clauses, advice = report.compressed(report.bytes_after), [], ""
-    for name, size, error in sorted(baselines(report), key=lambda row: row[1]):
-        smaller, nearer, equal = n_bytes < size, report.measured < error, report.measured == error
-        if nearer:
-            where = "fewer bytes" if smaller else f"{_ratio(n_bytes, size)} its bytes"
-            clauses.append(f"this is nearer to the original than {name} at {where}")
-        elif equal:
-            where = "at fewer bytes" if smaller else f"but {name} takes no more bytes"
-            clauses.append(f"this is as near to the original as {name} {where}")
-        elif smaller:
-            clauses.append(f"{name} is nearer to the original at {_ratio(size, n_bytes)} the bytes")
-        else:
-            clauses.append(f"{name} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes")
-            advice = f": prefer {name if report.is_rounded else 'rounding, --calibrate TEXT with --bits'}"
-    later = [clause.replace(" to the original", "") for clause in clauses[1:]]
-    return "; ".join([*clauses[:1], *later]) + advice
+    n_bytes = report.compressed(report.bytes_after)
+    smaller = n_bytes < size
+    if report.measured < error:
+        where = "fewer bytes" if smaller else f"{_ratio(n_bytes, size)} its bytes"
+        return f"this is nearer to the original than {INT8} at {where}"
+    if report.measured == error:
+        where = "at fewer bytes" if smaller else f"but {INT8} takes no more bytes"
+        return f"this is as near to the original as {INT8} {where}"
+    if smaller:
+        return f"{INT8} is nearer to the original at {_ratio(size, n_bytes)} the bytes"
+    advice = f"prefer {INT8 if report.is_rounded else 'rounding, --calibrate TEXT with --bits'}"
+    return f"{INT8} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes: {advice}"
 
 
 def _ratio(larger: int, smaller: int) -> str:
@@ -237,8 +221,6 @@ def _sizes(report: Report) -> list[Line]:
         *([] if report.is_smaller_model else [("the same in plain int8", "", _mb(report.plain_bytes))]),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
     ]
-    if report.gptq_bytes is not None:
-        lines.insert(3, ("the same by GPTQ in 4 bits", "", _mb(report.gptq_bytes)))
     if report.is_rounded and report.average_bits is not None:
         share = 8 * report.compressed(before) / report.n_before
         dense = " before multiplying out" if report.layout == "dense" else ""
@@ -288,7 +270,7 @@ def _text(report: Report) -> list[Line]:
 
 def _errors(report: Report) -> list[Line]:
     errors = {"predicted": report.predicted, "measured": report.measured}
-    errors |= {f"of {name}": error for name, _, error in baselines(report)}
+    errors[f"of {INT8}"] = report.plain_measured
     lines = [(f"{report.measure}, {name}", "", f"{value:.4g}") for name, value in errors.items() if value is not None]
     shown = (f"{report.measure}, on held-out text", *(key for key in report.quality if "predicted" in key))
     quality = {key: value for key, value in report.quality.items() if key not in shown}

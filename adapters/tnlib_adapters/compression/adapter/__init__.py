@@ -1,1 +1,0 @@
-"""Difference of two checkpoints as a LoRA adapter."""
