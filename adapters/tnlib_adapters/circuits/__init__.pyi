@@ -20,8 +20,7 @@ from .diagrams.heads import layer_diagram as layer_diagram
 from .diagrams.heads import ov_diagram as ov_diagram
 from .diagrams.heads import qk_diagram as qk_diagram
 from .diagrams.heat_maps import heat_map as heat_map
-from .diagrams.model_network import model_diagram as model_diagram
-from .diagrams.model_network import model_values as model_values
+from .diagrams.model_diagram import model_diagram as model_diagram
 from .diagrams.models import block_diagram as block_diagram
 from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
