@@ -35,7 +35,7 @@ from tnlib_adapters.circuits import (
     subspace_overlaps,
 )
 from tnlib_adapters.circuits.head_names import Kind
-from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
+from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order

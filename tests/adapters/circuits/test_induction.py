@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
-from oracles import assert_close, normal, refused
+from oracles import assert_close, refused
 from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import (
     OpenLayer,
@@ -21,73 +21,20 @@ from tnlib_adapters.circuits import (
     find_induction,
     pattern_scores,
     split_stream,
-    toy_induction,
 )
 from tnlib_adapters.circuits.discovery.targets import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
+from tnlib_adapters.circuits.heads.head_detectors import induction_targets
 from tnlib_adapters.circuits.heads.induction_heads import Induction
-from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import Branch, Weights, read_weights
 
-import tnlib
-from tnlib.interop import quimb as network
-
 
 @pytest.fixture(scope="module")
 def found(model: Checkpoint) -> Induction:
     return find_induction(model, rng=5)
-
-
-# ------------------------------------------------------------------------------------------------------ out of deltas
-
-
-def segment_twice(n: int, d: int, seed: int) -> np.ndarray:
-    return np.tile(normal((n, d), seed=seed), (2, 1))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_toy_looks_at_what_followed_and_copies_it(seed: int) -> None:
-    x = segment_twice(12, 64, seed)
-    toy = toy_induction(x)
-    later = np.arange(12, 23)
-    assert np.array_equal(toy.pattern[later].argmax(axis=1), later - 11)
-    assert toy.pattern[later, later - 11].min() > 0.8
-    similar = toy.output[later] @ x[:12].T
-    assert np.array_equal(similar.argmax(axis=1), later - 11)
-
-
-def test_the_toy_is_a_pattern_of_its_scores() -> None:
-    x = segment_twice(6, 16, 9)
-    toy = toy_induction(x)
-    before = np.concatenate([np.zeros((1, 16)), x[:-1]])
-    scores = x @ before.T
-    assert_close(network.contract(toy.network, legs=("query", "key")), scores, factor=1e3)
-    weights = np.tril(np.exp(scores / 4))
-    assert_close(toy.pattern, weights / weights.sum(axis=1, keepdims=True), factor=1e4)
-    assert_close(toy.output, toy.pattern @ x, factor=1e3)
-    assert isinstance(toy.head, tnlib.KroneckerTerms)
-    assert {"X", "MATCH", "SHIFT"} == set(toy.network.tags)
-    assert all(set(np.unique(toy.network[tag].data)) <= {0.0, 1.0} for tag in ("MATCH", "SHIFT"))
-
-
-def test_random_vectors_that_do_not_repeat_are_not_attended_to() -> None:
-    toy = toy_induction(normal((24, 64), seed=0))
-    assert toy.pattern[12:].max() < 0.7
-
-
-def test_what_the_toy_takes() -> None:
-    x = segment_twice(4, 8, 0)
-    want = toy_induction(x)
-    assert_close(toy_induction(np.asfortranarray(x)).pattern, want.pattern)
-    assert_close(toy_induction(x.astype(np.float32)).pattern, want.pattern, factor=1e10)
-    assert toy_induction(np.ones((1, 3))).pattern == 1
-    with refused(ValueError, "toy_induction: x must be real"):
-        toy_induction(x + 1j)
-    with refused(ValueError, "toy_induction: x must"):
-        toy_induction(x[0])
 
 
 # ------------------------------------------------------------------------------------------------ in a trained model

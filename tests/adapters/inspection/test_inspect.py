@@ -22,11 +22,9 @@ from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoin
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
-from tnlib_adapters.inspection.inspect import page_of
-from tnlib_adapters.inspection.measure import n_shown
-from tnlib_adapters.inspection.tokens import Tokens, read_tokens
+from tnlib_adapters.inspection.inspect import findings, page_of
+from tnlib_adapters.inspection.measure import Tokens, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
 
 import tnlib

@@ -10,7 +10,7 @@ from tnlib.drawing import Leg, Node
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import FeedForwardWiring
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.diagrams.heads import softmax_label
+from tnlib_adapters.circuits.diagrams.attention_diagrams import softmax_label
 
 Port: TypeAlias = tuple[int, int | None]  # number of a node and axis of its array
 Stream: TypeAlias = tuple[Port, Port]  # position and stream
