@@ -72,12 +72,13 @@ def child(e: int, memory: int, path: str) -> None:
         reads.append(time.perf_counter() - start)
     _forget(path)
     start = time.perf_counter()
-    fit = tnlib.tt_svd(x, rtol=RTOL, memory=memory)
+    fit = tnlib.tt_svd(x, rtol=RTOL, storage=tnlib.Storage(memory=memory))
     seconds = time.perf_counter() - start
     peak = _peak()
     _forget(path)
     start = time.perf_counter()
-    once = tnlib.tt_svd(x, rtol=RTOL, max_rank=RANK, memory=memory, one_pass=True)
+    one_pass = tnlib.Storage(memory=memory, one_pass=True)
+    once = tnlib.tt_svd(x, rtol=RTOL, max_rank=RANK, storage=one_pass)
     print(json.dumps({
         "bytes": x.nbytes, "reads": reads, "seconds": seconds, "peak": peak,
         "error": fit.error, "rank": max(fit.value.ranks),

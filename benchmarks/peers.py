@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import tnlib
 from benchmarks.attention import COMPOSITION, HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
@@ -76,9 +77,9 @@ TRAIN = (
     Entry(
         "tnlib, one pass",
         "tnlib:tt_svd",
-        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, one_pass=True),
+        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, storage=tnlib.Storage(one_pass=True)),
         tnlib_cores,
-        "tt_svd(x, max_rank=rank, rtol=rtol, one_pass=True); the error is estimated",
+        "tt_svd(x, max_rank=rank, rtol=rtol, storage=Storage(one_pass=True)); the error is estimated",
     ),
     Entry(
         "quimb, Gram mode",

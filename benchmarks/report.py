@@ -241,11 +241,12 @@ def _past_memory(results: Results) -> Iterator[str]:
     yield from ("## Past memory", "")
     words = (
         f"The input is a file of float64 numbers of shape 2 x 2 x ..., a train of rank {RANK} plus noise of norm ",
-        f"{NOISE:g}. tt_svd runs with rtol {RTOL:g} and `memory=` {_megabytes(found[0]['memory'])}. It reads the file ",
-        "twice, and is compared ",
+        f"{NOISE:g}. tt_svd runs with rtol {RTOL:g} and a limit of {_megabytes(found[0]['memory'])}. It reads the ",
+        "file twice, and is compared ",
         "with two plain reads in the same process; the file is dropped from the page cache before each pair. ",
         "The peak is that of the whole process, libraries included. One pass is tt_svd with the same tolerance, ",
-        f"`max_rank={RANK}` and `one_pass=True`, after the other in the same process; its error is an estimate.",
+        f"`max_rank={RANK}` and `Storage(one_pass=True)`, after the other in the same process; its error is an ",
+        "estimate.",
     )
     yield from textwrap.wrap("".join(words), 120)
     yield ""

@@ -208,8 +208,8 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
 @click.option("--rank", type=int, metavar="R", help="Number of components of cp.")
 @click.option("--memory", type=Bytes(), metavar="BYTES",
               help="Largest memory, such as 4G; a quarter of the free memory by default.")  # fmt: skip
-@click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Folder for intermediate files, from which an interrupted command resumes.")  # fmt: skip
+@click.option("--folder", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Folder for the state of the run, from which an interrupted command resumes.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def decompose(source: str, out: Path, **options: Any) -> None:
     """Decompose the array in FILE, which may exceed memory, and write the result to OUT for tnlib.load.

@@ -116,6 +116,14 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="session")
+def llama() -> Any:
+    """The built-in Llama of four layers, with grouped heads."""
+    from tnlib_adapters import builtin_path, open_checkpoint
+
+    return open_checkpoint(builtin_path("llama"))
+
+
+@pytest.fixture(scope="session")
 def recorded(saved: Callable[[str], Saved]) -> Callable[[str], Any]:
     """Name of a model -> what it computes on two short sequences, or two images."""
     from transformers_models import inputs, record

@@ -15,7 +15,8 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit
 from tnlib._validate import as_target
 from tnlib.io import load, save
-from tnlib.out_of_core.progress import observed_passes
+from tnlib.out_of_core.passes import observed_passes
+from tnlib.out_of_core.storage import Storage
 from tnlib_adapters.files.array_files import open_array
 
 FORMATS: dict[str, Callable[..., Fit[Any]]] = {
@@ -31,6 +32,8 @@ def decompose_file(
     out: str | os.PathLike[str],
     *,
     format: str = "tt",
+    memory: float | None = None,
+    folder: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
@@ -45,12 +48,14 @@ def decompose_file(
         File to write, read by `tnlib.load`.
     format
         "tt", "tucker", "svd" or "cp".
+    memory, folder
+        Those of `tnlib.Storage`.
     force
         Replace `out` if it exists.
     progress
         Called with the name of a pass, the tiles that are done, and their number.
     **options
-        Those of `tnlib.tt_svd`, `tucker`, `svd` or `cp`; None is left out.
+        `rtol`, `max_rank` or `rank` of the function of the format; None is left out.
     """
     target = as_target("decompose", out)
     if target.exists() and not force:
@@ -60,8 +65,9 @@ def decompose_file(
         raise ArgumentError("decompose: --format cp needs a number of components, got none; pass --rank.")
     if format != "cp" and "rank" in settings:
         raise ArgumentError(f"decompose: --rank is that of --format cp, got {format}; pass --max-rank.")
+    storage = Storage(memory=memory, folder=folder)
     with open_array("decompose", source) as array, observed_passes(progress or _ignore):
-        fit = FORMATS[format](array, **settings)
+        fit = FORMATS[format](array, storage=storage, **settings)
     save(target, fit.value)
     return fit
 

@@ -15,10 +15,9 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_path
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream, open_checkpoint
 from tnlib_adapters.circuits import PatternScores, pattern_scores
-from tnlib_adapters.circuits.head_names import READS, head_name
+from tnlib_adapters.circuits.arguments import READS, head_name
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
@@ -26,6 +25,7 @@ from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection import PAGE
 from tnlib_adapters.inspection.head_measurements import effective_rank
 from tnlib_adapters.inspection.measure import Inspection, measure, own_tokens, read_tokens

@@ -246,7 +246,7 @@ class AttentionNetwork:
     def _shared(self, letter: str, heads: Port, line: list[Point], at: Point) -> Line:
         """Return the line of query heads; that of fewer key heads leads through G."""
         layer = self.layer
-        count = layer.n_heads // layer.kv_heads
+        count = layer.group_size
         if count == 1 or letter == "Q":
             return heads, [*line, at]
         group = self.network.add("matrix", f"G{self.mark}$", *at)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tnlib import ArgumentError
-from tnlib.out_of_core.cluster_connection import POLL, Patience, connected
+from tnlib.out_of_core.dask_executor import POLL, Patience, connected
 from tnlib_adapters.compression.request import Progress, Request, quiet
 
 _CONNECT = 30  # seconds until an address is given up

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
 from tnlib_adapters.compression.methods.components import components, is_large
@@ -60,7 +60,7 @@ def time_layer(sizes: Sizes, shapes: Shapes, request: Request, rotary: bool) -> 
     if row.unit != "layer" or not shapes.layers:
         return 0.0
     ratio = _reduction((sizes.d_model, sizes.n_heads * sizes.d_head), _LARGEST)
-    per_group = sizes.n_heads // sizes.kv_heads
+    per_group = sizes.group_size
     kv_heads = max(1, round(sizes.kv_heads / ratio))
     small = Sizes(1, kv_heads * per_group, max(2, round(sizes.d_model / ratio)), kv_heads, sizes.d_head, sizes.d_value)
     weights = {
