@@ -29,11 +29,12 @@ demo: $(VENV)/.installed
 	mkdir -p out
 	$(BIN)/tnlib demo --out out/demo --force
 
-# The tests' matrices are small: there threads cost more than they give, and one process per core is faster.
+# The tests' matrices are small: there threads cost more than they give, and one process per core is faster. Each
+# process starts with a row of neighbouring files, whose models it makes once, and takes tests of another when it is done.
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export OMP_NUM_THREADS = 1
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m slow

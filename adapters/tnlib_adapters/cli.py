@@ -217,7 +217,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
     FILE is X.npy, the folder X.zarr, or X.h5:/path/of/the/dataset.
     """
     with command() as progress:
-        from tnlib_adapters.files.decomposed_files import decompose_file
+        from tnlib_adapters.files.array_files import decompose_file
 
         fit = decompose_file(source, out, **options, progress=progress)
     click.echo(fit)
@@ -228,7 +228,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
 def info(file: str) -> None:
     """Print shape, ranks and size of an array file or of a file that decompose wrote."""
     with command():
-        from tnlib_adapters.files.decomposed_files import describe_file
+        from tnlib_adapters.files.array_files import describe_file
 
         text = describe_file(file)
     click.echo(text)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tnlib.linalg.array_namespace import namespace
 
+from tnlib._array_api import namespace
 from tnlib._typing import Array
 
 

@@ -131,7 +131,7 @@ def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> N
     """A layer of the shape of a model of seven billion, in bfloat16."""
     import tracemalloc
 
-    from random_checkpoints import tensor_file
+    from checkpoint_folders import tensor_file
 
     d, heads, kv = 4096, 32, 8
     sizes = {"q_proj": (d, d), "k_proj": (kv * 128, d), "v_proj": (kv * 128, d), "o_proj": (d, d)}

@@ -25,6 +25,7 @@ from compressed_folders import (
 )
 from oracles import refused
 from safetensors.numpy import load_file, save_file
+from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.write import encode_in_range as encoded
@@ -55,8 +56,12 @@ def copied(found: dict[str, Any], like: dict[str, Any], outside: Callable[[str],
 # ---------------------------------------------------------------------------------------------- the promise of keep
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+KEPT = [(method, name) for method in METHODS for name in MODELS]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), mostly_slow(KEPT, [case for case in KEPT if "builtin" in case or "matrix" in case])
+)
 def test_what_is_stored_lies_at_most_one_percent_under_keep(
     method: str, name: str, folder_of: Any, tmp_path: Path
 ) -> None:

@@ -1,9 +1,9 @@
-"""Tensors that are hard for CP fits, and the contract of such a fit."""
+"""Inputs of the tests of formats: hard CP fits, sums of Kronecker products, singular values hard for Gram matrices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,3 +52,33 @@ def check_fit(x: np.ndarray, rank: int, **kwargs: Any) -> Any:
     assert value.dtype == x.dtype
     assert fit.n_iter <= kwargs.get("n_iter", 500)
     return fit
+
+
+def terms(kind: str, n_terms: int, dtype: Any, shape: tuple[int, int] = (5, 4)) -> list[Any]:
+    dense = [oracles.normal(shape, dtype, seed=h) for h in range(n_terms)]
+    factored = [
+        tnlib.LowRank(oracles.normal((shape[0], 2), dtype, 10 + h), oracles.normal((2, shape[1]), dtype, 20 + h))
+        for h in range(n_terms)
+    ]
+    return {"dense": dense, "factored": factored, "mixed": [*factored[:1], *dense[1:]]}[kind]
+
+
+def some(
+    kind: str = "factored", n_terms: int = 3, dtype: Any = np.float64, p: tuple[int, int] = (3, 3), seed: int = 0
+) -> tnlib.KroneckerTerms:
+    """Terms on (positions, 4 or 5 features)."""
+    return tnlib.KroneckerTerms(oracles.normal((n_terms, *p), dtype, seed=60 + seed), terms(kind, n_terms, dtype))
+
+
+SPECTRA: dict[str, Callable[[int], np.ndarray]] = {
+    "geometric to 1e-16": lambda m: 10.0 ** -np.linspace(0, 16, m),
+    "geometric to 1e-40": lambda m: 10.0 ** -np.linspace(0, 40, m),
+    "clusters": lambda m: 10.0 ** -(4.0 * (np.arange(m) * 5 // m)),
+    "clusters of three": lambda m: 10.0 ** -(1.5 * (np.arange(m) // 3)),
+    "exact cut": lambda m: np.where(np.arange(m) < m // 3, 1.0, 0.0),
+    "cut at 1e-7": lambda m: np.where(np.arange(m) < m // 3, 1.0, 1e-7),
+    "cut at 1e-9": lambda m: np.where(np.arange(m) < m // 3, 1.0, 1e-9),
+    "one large": lambda m: np.where(np.arange(m) < 1, 1.0, 1e-8),
+    "rank one": lambda m: np.where(np.arange(m) < 1, 1.0, 0.0),
+    "flat": lambda m: np.ones(m),
+}
