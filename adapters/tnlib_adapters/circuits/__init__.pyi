@@ -45,7 +45,6 @@ from .heads.induction_heads import find_induction as find_induction
 from .heads.score_shares import ScoreShares as ScoreShares
 from .heads.score_shares import score_shares as score_shares
 from .heads.singular_vectors import Maximum as Maximum
-from .heads.singular_vectors import MinMaxValues as MinMaxValues
 from .heads.singular_vectors import SingularVectors as SingularVectors
 from .heads.singular_vectors import TextDirections as TextDirections
 from .heads.singular_vectors import form_maximum as form_maximum

@@ -48,8 +48,8 @@ from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 
 DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
-_MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
-_MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
+MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
+MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,7 +158,7 @@ def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress:
 def n_shown(sizes: Sizes) -> int:
     """Return the number of layers whose pairs of heads can be compared in seconds, at least two."""
     work = sizes.n_heads**2 * sizes.d_head**2 * sizes.d_model
-    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= _MOST_WORK)
+    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= MOST_WORK)
     return next(fit, min(2, sizes.n_layers))
 
 
@@ -209,10 +209,10 @@ def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | N
     if checkpoint.wiring.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
-    if tokens is None and numbers > _MOST_NUMBERS:
+    if tokens is None and numbers > MOST_NUMBERS:
         return None, ["A model of this size is run only if a text is given."]
     try:
-        weights = read_weights(checkpoint, in_memory=numbers <= _MOST_NUMBERS)
+        weights = read_weights(checkpoint, in_memory=numbers <= MOST_NUMBERS)
         return replace(weights, unembed=None), []  # patterns need no logits
     except TnlibError as problem:
         if tokens is not None:

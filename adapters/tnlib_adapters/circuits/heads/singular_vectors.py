@@ -208,59 +208,17 @@ def form_maximum(form: LowRank) -> Maximum:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MinMaxValues:
-    """Eigenvalues of the symmetric part of a form, as min-max values; returned by `minmax_values`.
+def minmax_values(form: LowRank) -> Array:
+    """Return the Courant-Fischer min-max values of x Omega x^T, (d,): all eigenvalues of (Omega + Omega^T) / 2.
 
-    Parameters
-    ----------
-    values
-        (n,), the eigenvalues that differ from zero or could, n <= 2 rank, descending.
-    directions
-        (d, n), orthonormal eigenvectors.
-    n_zero
-        Number of further eigenvalues, all zero: d - n.
-    """
-
-    values: Array
-    directions: Array
-    n_zero: int
-
-    @property
-    def _n_positive(self) -> int:
-        return int(np.count_nonzero(self.values > 0))
-
-    def value(self, k: int) -> float:
-        """Return the k-th largest of all d values, k from 1: the maximum over subspaces of dimension k of the minimum.
-
-        That is, max over subspaces S of dimension k of min over unit x in S of x Omega x.
-        """
-        k = as_count("MinMaxValues.value", "k", k)
-        total, above = len(self.values) + self.n_zero, self._n_positive
-        if k > total:
-            raise ArgumentError(f"MinMaxValues.value: k must be at most {total}, got {k}; the form has no more values.")
-        if above < k <= above + self.n_zero:
-            return 0.0
-        return float(self.values[k - 1 if k <= above else k - 1 - self.n_zero])
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
-        last = f", ... down to {self.values[-1]:.4g}" if len(self.values) > 4 else ""
-        return f"MinMaxValues({shown}{last}; {self.n_zero} further ones are 0)"
-
-
-def minmax_values(form: LowRank) -> MinMaxValues:
-    """Return the Courant-Fischer min-max values of x Omega x^T: all eigenvalues of (Omega + Omega^T) / 2.
-
-    The k-th one is the largest number that a subspace of dimension k guarantees for all of its unit vectors. The
-    singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k (`values` of
-    `singular_vectors`).
+    In descending order, the k-th is the maximum, over subspaces of dimension k, of the minimum over their unit vectors.
+    The singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k.
 
     Parameters
     ----------
     form
         (d, d), for example `attention.qk(head)`. The product is never formed: the cost is that of an eigenproblem of
-        twice the rank.
+        twice the rank, and all but twice the rank of the values are 0.
 
     Raises
     ------
@@ -274,13 +232,12 @@ def minmax_values(form: LowRank) -> MinMaxValues:
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> found = minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3]))
-    >>> [round(found.value(k), 6) for k in (1, 2, 3, 4)]
-    [3.0, 1.0, 0.0, -2.0]
+    >>> minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3])).round(6)
+    array([ 3.,  1.,  0., -2.])
     """
     check_square_form("minmax_values", form)
-    values, vectors = _symmetric_part(form)
-    return MinMaxValues(values[::-1], vectors[:, ::-1], form.shape[0] - len(values))
+    values = _symmetric_part(form)[0]
+    return np.sort(np.append(values, np.zeros(form.shape[0] - len(values))))[::-1]
 
 
 def _symmetric_part(form: LowRank) -> tuple[Array, Array]:

@@ -16,7 +16,6 @@ import tnlib
 from tnlib.drawing import Diagram
 
 transformers_models = pytest.importorskip("transformers_models")
-
 DECODERS = {"t5", "t5_untied"}  # of two streams, refused by name
 NAMES = sorted(transformers_models.MODELS.keys() - DECODERS)
 TITLES = {
