@@ -21,7 +21,6 @@ from tnlib_adapters.cli_options import (
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.demo import FOLDER as DEMO_FOLDER
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path(DEMO_FOLDER), show_default=True,
+@click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-demo"), show_default=True,
               help="Folder for the pictures and the compressed model.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
 def demo(out: Path, force: bool) -> None:
@@ -88,10 +87,10 @@ def demo(out: Path, force: bool) -> None:
     Nothing is downloaded, and no optional dependency is needed.
     """
     with command() as progress:
-        from tnlib_adapters.demo.run_demo import run_demo
+        from tnlib_adapters.demo import run_demo
 
         result = run_demo(out, force=force, progress=progress)
-    from tnlib_adapters.demo.story import story
+    from tnlib_adapters.demo import story
 
     click.echo("\n\n".join(story(result)))
 

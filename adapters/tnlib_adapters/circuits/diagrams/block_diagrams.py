@@ -13,7 +13,7 @@ from tnlib_adapters.architectures.wiring import LayerWiring, NormWiring
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.checkpoints.weight_stacks import mlp
-from tnlib_adapters.circuits.diagrams.heads import REACH, STEP, layer_diagram, weight_node
+from tnlib_adapters.circuits.diagrams.attention_diagrams import REACH, STEP, layer_diagram, weight_node
 
 _SIDE = 0.9  # distance of the gate and of the gated matrix from the middle
 

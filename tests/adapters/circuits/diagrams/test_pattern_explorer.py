@@ -1,4 +1,4 @@
-"""Patterns to explore: the element holds the weights, loads nothing, and a browser shows what is pointed at."""
+"""Attention patterns to explore as a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagrams of composed heads stand for the numbers: evaluated, they are the terms of scores and of the stream."""
+"""Diagrams of composed heads evaluate to the terms that they show."""
 
 from __future__ import annotations
 

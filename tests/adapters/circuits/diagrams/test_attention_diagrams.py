@@ -1,4 +1,4 @@
-"""Attention's diagrams show what the layers have: matrices, sizes, functions, and who reads whom."""
+"""Diagrams of heads and layers: their shapes, and the operators that they evaluate to."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tnlib._validate import is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
-from tnlib_adapters.circuits.diagrams.heads import (
+from tnlib_adapters.circuits.diagrams.attention_diagrams import (
     REACH,
     STEP,
     chain,

@@ -1,4 +1,4 @@
-"""Blocks of many architectures: norms, parallel branches, gates and biases stand where the model has them."""
+"""Diagrams of blocks and feed-forward layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tnlib_adapters.reference.weights import read_weights
 import tnlib
 
 architecture_models = pytest.importorskip("architecture_models")
-
 EQUATIONS = {
     "gptj": ["x$_1$ = x + attention(norm x) + ...", "... + feed-forward(norm x), at every position"],
     "gpt_neox_sequential": [

@@ -1,4 +1,4 @@
-"""Subspaces of heads beside each other, and the direct path from tokens to tokens."""
+"""Principal angles and overlaps of the subspaces of heads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
-from tnlib_adapters import Attention, Checkpoint, builtin_path, fold, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, fold, open_checkpoint
 from tnlib_adapters.circuits import bigrams, head_subspace, principal_angles, read_vocabulary, subspace_overlaps
-from tnlib_adapters.reference.weights import read_weights
 from transformers_models import random_model
 
 
 def layers(n_layers: int = 2, *, d: int = 12, dh: int = 3) -> list[Attention]:
     shapes = [(4, d, dh), (2, d, dh), (2, d, dh), (4, dh, d)]
     return [Attention(*(normal(s, seed=10 * k + i) for i, s in enumerate(shapes)), 0.5) for k in range(n_layers)]
-
-
-# ------------------------------------------------------------------------------------------------------------ angles
 
 
 @given(st.integers(2, 9), st.integers(1, 6), st.integers(1, 6), st.integers(0, 50))
@@ -63,9 +59,6 @@ def test_dependent_columns_span_less() -> None:
     assert len(found.angles) == 1
     assert found.chance == pytest.approx(2 / 7)
     assert len(principal_angles(np.zeros((7, 2)), one).angles) == 0
-
-
-# --------------------------------------------------------------------------------------------------------- all heads
 
 
 @pytest.mark.parametrize("sides", [("O", "K"), ("Q", "Q"), ("V", "O")])
@@ -115,43 +108,6 @@ def test_a_folded_gpt2_is_centred(tmp_path: Path) -> None:
     folded = fold(open_checkpoint(tmp_path)).checkpoint
     found = subspace_overlaps(folded, "O", "V")
     assert_close(found.chance, np.full_like(found.chance, 6 / 23))
-
-
-# -------------------------------------------------------------------------------------------------------- direct path
-
-
-@pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied", "opt_narrow", "gemma2", "llama_tied", "bloom"])
-def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from tnlib_adapters.reference.model import run
-
-    random_model(name).double().save_pretrained(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    weights = read_weights(checkpoint)
-    bare = replace(weights, blocks=(), embedding=replace(weights.embedding, positions=None))
-    logits = run(bare, np.arange(50)[:, None]).logits[:, 0]
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    found = bigrams(checkpoint, k=4)
-    assert_close(found.probabilities, -np.sort(-p, axis=1)[:, :4], factor=1e3)
-    assert_close(np.take_along_axis(p, found.successors, axis=1), found.probabilities, factor=1e3)
-    some = bigrams(checkpoint, [7, 3], k=4)
-    assert (some.successors == found.successors[[7, 3]]).all()
-
-
-def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpoint) -> None:
-    llama = open_checkpoint(builtin_path("llama"))
-    found = bigrams(llama, k=1)
-    assert (found.successors[:, 0] == found.tokens).mean() > 0.8
-    assert "  ' self'  ' self'  " in repr(
-        bigrams(llama, [t for t in range(1024) if found.vocabulary.name(t) == "' self'"])
-    )
-    assert bigrams(model).probabilities.max() < 2 / 128
-    assert "128 tokens" in repr(bigrams(model))
-
-
-# ---------------------------------------------------------------------------------------------------------- arguments
 
 
 def test_wrong_arguments_are_refused(model: Checkpoint, tmp_path: Path) -> None:

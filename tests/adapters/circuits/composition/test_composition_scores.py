@@ -1,4 +1,4 @@
-"""Composition of heads: against dense operators, and its chance value against groups and random rotations."""
+"""Composition scores: dense operators, chance by averages over rotations, folded norms, trained models."""
 
 from __future__ import annotations
 
@@ -59,9 +59,6 @@ def signed_permutations(d: int) -> list[np.ndarray]:
 
 def homogeneous(u: np.ndarray) -> np.ndarray:
     return np.block([[u, np.zeros((len(u), 1))], [np.zeros((1, len(u))), np.ones((1, 1))]])
-
-
-# ------------------------------------------------------------------------------------------------------------- chance
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -146,9 +143,6 @@ def test_zero_operators_score_zero() -> None:
     assert (found.score, found.chance, found.multiple) == (0.0, 0.0, 0.0)
 
 
-# ------------------------------------------------------------------------------------------------------------ all pairs
-
-
 @pytest.mark.parametrize("kind", ["Q", "K", "V"])
 @pytest.mark.parametrize("rotary", [None, Rotary([0.7])])
 @pytest.mark.parametrize("centred", [False, True])
@@ -222,9 +216,6 @@ def test_one_layer_has_no_pairs() -> None:
     assert "0 pairs" in repr(found)
 
 
-# ------------------------------------------------------------------------------------------------------- trained models
-
-
 def test_induction_heads_compose_with_the_previous_token_head_by_their_keys(model: Checkpoint) -> None:
     found = compositions(model, "K")
     pairs = found.largest(4)
@@ -293,20 +284,6 @@ def test_overlaps_fold_norms_as_well(gpt2_with_norms: Checkpoint) -> None:
     assert "note: folded: 7 norms" in repr(found)
 
 
-def test_the_picture_names_every_head(model: Checkpoint) -> None:
-    figure = heat_map(compositions(model, "K"))
-    ax = figure.axes[0]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["0.0", "0.1", "0.2", "0.3"]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["1.0", "1.1", "1.2", "1.3"]
-    image = np.asarray(ax.images[0].get_array())
-    assert_close(image, compositions(model, "K").multiples[0, :, 1])
-    wide = heat_map(compositions(layers(12), "Q"))
-    assert wide.axes[0].get_xticklabels()[0].get_text() == "layer 1"
-
-
-# ------------------------------------------------------------------------------------------------------------ arguments
-
-
 def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
     stack = layers(2)
     with refused(ValueError, "compositions: kind", "'X'"):
@@ -333,10 +310,3 @@ def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
         )
     with refused(TypeError, "left must be a LowRank", "ndarray"):
         composition_score(np.eye(3), tnlib.LowRank(np.ones((3, 1)), np.ones((1, 3))))  # type: ignore[arg-type]
-
-
-def test_names_are_loaded_when_used() -> None:
-    assert set(circuits.__all__) <= set(dir(circuits))
-    assert all(getattr(circuits, name) is not None for name in circuits.__all__)
-    with pytest.raises(AttributeError, match=r"No tnlib_adapters\.circuits attribute nothing"):
-        circuits.nothing  # noqa: B018
