@@ -60,7 +60,8 @@ $(ENGINES)/$(LLAMA_CPP)/.built: | $(BIN)/python
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(ENGINES) $(ENGINES)/$(LLAMA_CPP).tar.gz
 	touch $@
 
-PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py
+PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py \
+	tests/adapters/test_cli_session.py
 test-plain: $(VENV)/.installed
 	$(PIP) pytest hypothesis
 	$(BIN)/python -m pytest --quiet -m "not slow" $(PLAIN_TESTS)
