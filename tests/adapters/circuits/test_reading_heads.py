@@ -13,6 +13,7 @@ from attention_layers import branches, homogeneous
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, compress, fold, open_checkpoint
 from tnlib_adapters.circuits import (
     bigrams,
@@ -243,7 +244,7 @@ def test_the_previous_token_head_reads_positions(model: Checkpoint) -> None:
     assert (other.qk_tokens[0].right.by_position or 0) < 0.2
 
 
-@pytest.mark.parametrize("name", ["gpt2_untied", "llama", "bloom"])
+@pytest.mark.parametrize("name", mostly_slow(["gpt2_untied", "llama", "bloom"], ["gpt2_untied"]))
 def test_sums_over_a_vocabulary_of_several_blocks(name: str, tmp_path: Path) -> None:
     """5000 tokens: two blocks of rows, and three of logits."""
     model = random_model(name)
