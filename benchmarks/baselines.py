@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.compression.methods.components import Components
 
 from benchmarks.quantizers import (

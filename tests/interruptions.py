@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from quick_compressions import leave_out_pictures
+from compressed_folders import leave_out_pictures
 
 CHANGES = {"write", "sendfile", "copy_file_range", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod"}
 FILES = (io.BufferedWriter, io.TextIOWrapper, io.FileIO)

@@ -72,9 +72,8 @@ class Fit(Generic[F]):
         ratio = f"{dense / stored:.1f} times fewer" if dense > stored else f"{stored / dense:.1f} times more"
         error = f"{self.error:.3g}" if self.error > roundoff(value.dtype) else "roundoff"
         kind = "certified" if self.certified else "estimated"
-        name = getattr(value, "numpy_class", type(value)).__name__
         lines = [
-            f"Fit of {name}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
+            f"Fit of {type(value).__name__}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
             f"  ranks    {shorten(value.ranks, ' ')}",
             f"  numbers  {stored:,} of {dense:,}, {ratio}",
             f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),
@@ -113,12 +112,17 @@ def format_html(value: FormatProtocol) -> str:
     return facts(type(value).__name__, rows, bars(value.ranks, "ranks"))
 
 
+def refuse_other_arrays(function: str, parameter: str, value: object) -> None:
+    """Raise where `value` is a format with arrays of another library, which the function does not support."""
+    if getattr(value, "library", "numpy") != "numpy":
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must hold numpy arrays, got {value!r}; convert it with .to_numpy()."
+        )
+
+
 def wrong_type(function: str, parameter: str, expected: str, value: object, advice: str) -> ArgumentTypeError:
     """Return the error of a parameter of another type than `expected` ("a TensorTrain"), with advice by its class."""
-    if hasattr(value, "numpy_class"):
-        return ArgumentTypeError(
-            f"{function}: {parameter} must hold numpy arrays, got {value!r}; pass {parameter}.to_numpy()."
-        )
+    refuse_other_arrays(function, parameter, value)
     advice = advice_for(value, advice)
     return ArgumentTypeError(f"{function}: {parameter} must be {expected}, got a {type(value).__name__}; {advice}.")
 
@@ -133,10 +137,12 @@ def report(
     n_iter: int = 0,
     stationary: bool = True,
     notes: tuple[str, ...] = (),
+    estimate: str = "",
 ) -> Fit[F]:
     """Return the `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
 
-    `stationary` is False for an iteration that ran out of steps while the error still decreased.
+    `stationary` is False for an iteration that ran out of steps while the error still decreased. `estimate` is the note
+    on an error that is estimated, empty for others.
     """
     missed = rtol is not None and error > max(rtol, roundoff(value.dtype, len(value.ranks)))
     if missed:
@@ -150,6 +156,8 @@ def report(
         warnings.warn(text, ConvergenceWarning, stacklevel=5)
     for note in notes:
         warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=5)
+    if estimate:
+        certified, notes = False, (*notes, estimate)
     if certified and value.is_subnormal():
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)

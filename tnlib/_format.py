@@ -6,20 +6,46 @@ import cmath
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tnlib._array_api import (
+    as_other_array,
+    astype,
+    device_of,
+    dtype_of,
+    from_host,
+    library_of,
+    refuse_different_libraries,
+    to_host,
+)
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import format_html, shorten
-from tnlib._registry import implementation
+from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
 
 MAX_NDIM = 64  # of a numpy array
+_SMALL = 1 << 16  # entries that fit into any memory
+
+F = TypeVar("F", bound="Format")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def numpy_arrays(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a method of a format that refuses arrays of other libraries than numpy."""
+    name = method.__name__.strip("_")
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        refuse_other_arrays(f"{type(args[0]).__name__}.{name}", "the value", args[0])
+        return method(*args, **kwargs)
+
+    return call
 
 
 class Format(ABC):
@@ -28,18 +54,6 @@ class Format(ABC):
     Constructors raise ArgumentError if arrays are not finite or have inconsistent shapes, and ArgumentTypeError if they
     are not arrays of numbers. Arrays are stored as read-only views, without a copy if their dtype is supported.
     """
-
-    def __new__(cls, *arrays: Any, **keywords: Any) -> Any:
-        """Return a new object, of the subclass for arrays of other libraries where one of `arrays` is of them."""
-        is_other = any(map(_holds_other_array, (*arrays, *keywords.values()) if keywords else arrays))
-        is_other = is_other and not hasattr(cls, "verbs")
-        kind: Any = implementation("other_arrays", cls) if is_other else None
-        if kind is not None and not issubclass(kind, cls):  # Python would not call its __init__
-            raise ArgumentTypeError(
-                f"{cls.__name__}: a subclass of {kind.numpy_class.__name__} must hold numpy arrays, got those of "
-                "another library; convert them with numpy.asarray."
-            )
-        return object.__new__(kind or cls)
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
     __array_ufunc__ = None
@@ -53,7 +67,7 @@ class Format(ABC):
         named: dict[str, Array] = {}
         for name in _field_names(type(self)):
             value = getattr(self, name)
-            if isinstance(value, np.ndarray):
+            if _is_array(value):
                 named[name] = value
             elif name not in self.attributes():
                 named |= {f"{name}.{k}": a for k, a in enumerate(value)}
@@ -91,16 +105,34 @@ class Format(ABC):
         """Return the stored arrays, in a fixed order."""
         return tuple(self.named_arrays().values())
 
+    @property
+    def library(self) -> str:
+        """Library of the stored arrays: "numpy", or "torch" or another one of the array API standard."""
+        names = _field_names(type(self))
+        first: Any = getattr(self, names[0]) if names else None
+        first = first[0] if type(first) is tuple and first else first
+        return library_of(first) if is_other_array(first) else "numpy"
+
+    def to_numpy(self) -> Self:
+        """Return the same value with numpy arrays, without gradients; itself if it has them."""
+        return self if self.library == "numpy" else self._with_arrays(lambda a: read_only(np.array(to_host(a))))
+
+    def _with_arrays(self, convert: Callable[[Any], Any]) -> Self:
+        """Return the value with `convert` applied to every stored array; nothing is validated."""
+        new = object.__new__(type(self))
+        for name, value in vars(self).items():
+            is_list = isinstance(value, tuple) and len(value) > 0 and _is_array(value[0])
+            vars(new)[name] = tuple(map(convert, value)) if is_list else convert(value) if _is_array(value) else value
+        return new
+
     def promoted_arrays(self) -> list[Array]:
         """Return the stored arrays in their common dtype."""
-        arrays = self.arrays()
-        dtype = np.result_type(*arrays)
-        return [a.astype(dtype, copy=False) for a in arrays]
+        return in_common_dtype(self.arrays())
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Common dtype of the stored arrays."""
-        return np.result_type(*self.arrays())
+        return np.result_type(*map(dtype_of, self.arrays()))
 
     @property
     def ndim(self) -> int:
@@ -115,12 +147,13 @@ class Format(ABC):
     @property
     def n_parameters(self) -> int:
         """Number of stored numbers, every factor included."""
-        return sum(a.size for a in self.arrays())
+        return sum(math.prod(a.shape) for a in self.arrays())
 
     def is_subnormal(self) -> bool:
         """Test if numbers are subnormal: below 2.2e-308 or, in single precision, 1.2e-38."""
-        return any(0 < np.abs(a).max(initial=0) < np.finfo(a.dtype).tiny for a in self.arrays())
+        return any(0 < np.abs(a).max(initial=0) < np.finfo(a.dtype).tiny for a in map(to_host, self.arrays()))
 
+    @numpy_arrays
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Return the same tensor with arrays of `dtype`: float32, float64, complex64 or complex128.
 
@@ -130,17 +163,20 @@ class Format(ABC):
         cast = {name: a.astype(self._dtype_of(name, target)) for name, a in self.named_arrays().items()}
         return self.from_named_arrays(cast, self.attributes())
 
+    @numpy_arrays
     def conj(self) -> Self:
         """Return the complex conjugate."""
         conjugate = {name: a.conj() for name, a in self.named_arrays().items()}
         return self.from_named_arrays(conjugate, self.attributes())
 
     @property
+    @numpy_arrays
     def real(self) -> Self:
         """The real part, exact and of a real dtype; ranks of complex data grow, real data are returned unchanged."""
         return self._part(imaginary=False) if self.dtype.kind == "c" else self
 
     @property
+    @numpy_arrays
     def imag(self) -> Self:
         """The imaginary part, exact and of a real dtype; ranks of complex data grow."""
         return self._part(imaginary=True)
@@ -170,18 +206,22 @@ class Format(ABC):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ArgumentError(f"{type(self).__name__}: copy must not be False, a dense array of it is always new.")
-        return self.full().astype(dtype or self.dtype, copy=False)
+        return self.to_numpy().full().astype(dtype or self.dtype, copy=False)
 
     def __repr__(self) -> str:
         sizes = shorten(self.shape, " x ")
         ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
-        return f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype})"
+        place = "" if self.library == "numpy" else f", {self.library} on {device_of(self.arrays()[0])}"
+        return (
+            f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype}{place})"
+        )
 
 
 class LinearFormat(Format):
     """A format with exact sums, whose ranks add, and exact multiples."""
 
     @property
+    @numpy_arrays
     def imag(self) -> Self:
         """The imaginary part, exact and of a real dtype; ranks of complex data grow."""
         return super().imag if self.dtype.kind == "c" else self._multiplied(0)
@@ -206,12 +246,14 @@ class LinearFormat(Format):
         """Sizes of the legs that must agree."""
         return self.shape
 
+    @numpy_arrays
     def __neg__(self) -> Self:
         return self._multiplied(-1)
 
     def __pos__(self) -> Self:
         return self
 
+    @numpy_arrays
     def __mul__(self, other: Any) -> Self:
         number = as_number(type(self).__name__, other)
         return NotImplemented if number is None else self._multiplied(number)
@@ -219,6 +261,7 @@ class LinearFormat(Format):
     def __rmul__(self, other: Any) -> Self:
         return self.__mul__(other)
 
+    @numpy_arrays
     def __truediv__(self, other: Any) -> Self:
         number = as_number(type(self).__name__, other)
         if number is None:
@@ -233,6 +276,7 @@ class LinearFormat(Format):
         dtype = np.result_type(self.dtype, number)  # not the divisor's own, which may be coarser
         return self._multiplied(inverse if dtype == np.result_type(self.dtype, inverse) else dtype.type(inverse))
 
+    @numpy_arrays
     def __add__(self, other: Any) -> Self:
         if isinstance(other, type(self)):
             refuse_different_legs(f"{type(self).__name__} + {type(other).__name__}", self, other)
@@ -246,6 +290,7 @@ class LinearFormat(Format):
     def __radd__(self, other: Any) -> Self:
         return self.__add__(other)
 
+    @numpy_arrays
     def __sub__(self, other: Any) -> Self:
         if isinstance(other, type(self)):
             return self.__add__(-other)
@@ -306,6 +351,7 @@ class Operator(Format):
 
     def _numbers(self, method: str, x: Any) -> Array:
         name = f"{type(self).__name__}.{method}"
+        refuse_other_arrays(name, "the value", self)
         a = to_numpy(name, "x", x)
         if a.dtype.kind not in "biufc":
             raise ArgumentTypeError(f"{name}: x must hold numbers, got dtype {a.dtype}; convert it first.")
@@ -327,10 +373,6 @@ class Operator(Format):
         """Test if `x` is an array to numpy; another format would be multiplied out without notice."""
         refuse_other_format(sign, self, x)
         return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
-
-
-def _holds_other_array(value: Any) -> bool:
-    return any(map(is_other_array, value)) if type(value) in (list, tuple) else is_other_array(value)
 
 
 def as_number(name: str, other: Any) -> Any:
@@ -388,7 +430,9 @@ def refuse_other_format(sign: str, a: Format, b: Any) -> None:
 
 def refuse_too_large(value: Format) -> None:
     """Raise where the dense array of `value` has more legs than numpy allows, or does not fit into memory."""
-    name, ndim, size = getattr(value, "numpy_class", type(value)).__name__, value.ndim, value.size
+    name, ndim, size = type(value).__name__, value.ndim, value.size
+    if ndim <= MAX_NDIM and size <= _SMALL:
+        return
     if ndim > MAX_NDIM:
         raise ArgumentError(
             f"{name}.full: a dense array must have at most {MAX_NDIM} legs, got {ndim}; contract some of them first."
@@ -417,15 +461,47 @@ def fits_in_memory(size: int, dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int | None = None) -> Array:
-    """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one)."""
+def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int | None = None, any_library: bool = False) -> Array:
+    """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one).
+
+    With `any_library` an array of another library is stored as it is, otherwise as a numpy array.
+    """
+    if any_library and is_other_array(a):
+        return as_other_array(format_name, parameter, a, ndim=ndim)  # type: ignore[no-any-return]
     return read_only(as_array(format_name, parameter, a, ndim=ndim))
 
 
-def as_stored_list(format_name: str, noun: str, arrays: Any, *, ndim: int) -> tuple[Array, ...]:
-    """Return a non-empty tuple of read-only views; messages call array k "noun k"."""
+def as_stored_list(
+    format_name: str, noun: str, arrays: Any, *, ndim: int, any_library: bool = False
+) -> tuple[Array, ...]:
+    """Return a non-empty tuple of stored arrays, see `as_stored`; messages call array k "noun k"."""
     checked = as_list(format_name, f"{noun}s", arrays, "arrays")
-    return tuple(as_stored(format_name, f"{noun} {k}", a, ndim=ndim) for k, a in enumerate(checked))
+    return tuple(
+        as_stored(format_name, f"{noun} {k}", a, ndim=ndim, any_library=any_library) for k, a in enumerate(checked)
+    )
+
+
+def in_common_dtype(arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays, all of one library, in the dtype that they promote to."""
+    dtype = np.result_type(*map(dtype_of, arrays))
+    return [a if dtype_of(a) == dtype else astype(a, dtype) for a in arrays]
+
+
+def refuse_mixed_libraries(function: str, **values: Format) -> None:
+    """Raise where the arrays of some `values`, by parameter, are of another library than those of the others."""
+    libraries = {value.library for value in values.values()}
+    if len(libraries) > 1 and "numpy" in libraries:
+        for parameter, value in values.items():
+            refuse_other_arrays(function, parameter, value)
+    if libraries != {"numpy"}:
+        refuse_different_libraries(function, [value.arrays()[0] for value in values.values()])
+
+
+def with_arrays_of(x: Any, fit: Fit[F]) -> Fit[F]:
+    """Return a `fit` of numpy arrays with arrays of the library and on the device of the input `x`."""
+    if not is_other_array(x):
+        return fit
+    return replace(fit, value=fit.value._with_arrays(lambda a: from_host(a, x)))
 
 
 def set_fields(value: Format, **fields: Any) -> None:
@@ -434,15 +510,21 @@ def set_fields(value: Format, **fields: Any) -> None:
 
 
 def read_only(a: Array) -> Array:
-    """Return a view of `a` that cannot be written to."""
+    """Return a view of `a` that cannot be written to; arrays of other libraries as they are."""
+    if not isinstance(a, np.ndarray) or not a.flags.writeable:
+        return a
     view = a.view()
     view.setflags(write=False)
     return view
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_other_array(value)
+
+
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def numbered(arrays: Mapping[str, Array], prefix: str) -> tuple[Array, ...]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 
 Implementation: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = str | Implementation  # "module:name", or the object itself
@@ -29,9 +29,8 @@ _PROVIDERS = (
 # Verbs that the functions of tnlib look up, beside conversions to_<Class>.
 VERBS = {"round", "inner", "kron", "outer", "entries", "contract_vectors", "canonical_form", "diagram"}
 VERBS |= {"schmidt_values", "ttm_svd"}  # of KroneckerTerms
-VERBS |= {"other_arrays"}  # the subclass of a format that holds arrays of other libraries
 
-_FUNCTIONS = {"diagram": "draw", "contract_vectors": "contract"}  # public functions named otherwise than their verb
+_ANY_LIBRARY = {"round", "inner"}  # whose implementations take arrays of other libraries, where a format may hold them
 
 _VERBS: dict[str, dict[str, Reference]] = {}  # class -> verb -> implementation
 _CLASSES: dict[str, str | type] = {}  # name of a class -> class
@@ -81,28 +80,17 @@ def implementation(verb: str, kind: type) -> Implementation | None:
     """Return the implementation of `verb` for `kind` or its nearest base class, None where there is none."""
     if (verb, kind) not in _LOOKUPS:
         _load_providers()
-        if (own := getattr(kind, "verbs", None)) is not None:  # of arrays of other libraries
-            return _own_implementation(verb, kind, own)
         keys = (_key(base) for base in kind.__mro__)
         reference = next((_VERBS[key][verb] for key in keys if verb in _VERBS.get(key, {})), None)
         _LOOKUPS[verb, kind] = None if reference is None else _resolve(reference)
     return _LOOKUPS[verb, kind]
 
 
-def _own_implementation(verb: str, kind: Any, verbs: Mapping[str, Implementation]) -> Implementation:
-    """Return the implementation of a class that inherits none, or refuse with the name of the public function."""
-    if verb not in verbs:
-        function = "convert" if verb.startswith("to_") else _FUNCTIONS.get(verb, verb)
-        raise ArgumentTypeError(
-            f"{function}: a {kind.numpy_class.__name__} must hold numpy arrays, got those of another library; "
-            "pass value.to_numpy()."
-        )
-    return verbs[verb]
-
-
 def require(function: str, verb: str, parameter: str, value: object, advice: str) -> Implementation:
     """Return the implementation of `verb` for `value`, or raise with a list of the formats that have one."""
     target = implementation(verb, type(value))
+    if verb not in _ANY_LIBRARY:
+        refuse_other_arrays(function, parameter, value)
     if target is None:
         raise wrong_type(function, parameter, list_formats(verb), value, advice)
     return target

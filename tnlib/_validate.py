@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import importlib
 import math
@@ -20,10 +21,11 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
-_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
+_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
+_SMALL = 1 << 12  # entries of an array whose sum of squares is computed faster than a test of every entry
 
 
 def to_numpy(function: str, parameter: str, x: Any) -> Array:
@@ -40,6 +42,7 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
         )
     try:
         if hasattr(x, "resolve_conj"):  # a torch tensor
+            refuse_without_entries(function, parameter, x)
             x = x.detach().cpu().resolve_conj().resolve_neg()
             x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)
@@ -53,11 +56,39 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
     return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
 
 
+def refuse_without_entries(function: str, parameter: str, x: Any) -> None:
+    """Raise where `x` is a tensor of torch that does not store every entry."""
+    layout = str(getattr(x, "layout", "torch.strided")).rpartition(".")[2]
+    if layout != "strided" or getattr(x, "is_meta", False):
+        kind = f"a {layout} one" if layout != "strided" else "one on the meta device"
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be a dense tensor with entries, got {kind}; pass .to_dense() of it, or load "
+            "it first."
+        )
+
+
 def is_other_array(x: Any) -> bool:
     """Test if `x` is an array of another library than numpy: a torch tensor, or one of the array API standard."""
     if type(x) is np.ndarray or isinstance(x, _NUMPY):
         return False
     return hasattr(type(x), "__array_namespace__") or hasattr(x, "resolve_conj")  # torch has no namespace method
+
+
+def is_stored(x: Any) -> bool:
+    """Test if `x` is read by slices and may exceed memory: a memory-mapped file, a zarr array, an h5py dataset, ..."""
+    if type(x) is np.ndarray or isinstance(x, list):
+        return False
+    if isinstance(x, np.ndarray):
+        return is_mapped(x)
+    if hasattr(x, "toarray"):  # sparse; `to_numpy` refuses it with advice
+        return False
+    described = isinstance(getattr(x, "shape", None), tuple) and isinstance(getattr(x, "dtype", None), np.dtype)
+    return described and (hasattr(type(x), "__getitem__") or hasattr(type(x), "read_slabs"))
+
+
+def is_mapped(x: Any) -> bool:
+    """Test if `x` is an array, or a view of one, in a memory-mapped file."""
+    return isinstance(x, np.memmap) and getattr(x, "_mmap", None) is not None
 
 
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
@@ -101,6 +132,8 @@ def _as_native(function: str, parameter: str, a: Array) -> Array:
 
 def refuse_infinite(function: str, parameter: str, a: Array) -> None:
     """Raise where `a` holds NaN or inf, and name the index of the first one."""
+    if a.size <= _SMALL and cmath.isfinite(np.vdot(a, a)):
+        return
     if not np.isfinite(a).all():
         index = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
         raise ArgumentError(
@@ -278,7 +311,7 @@ def advice_for(value: Any, otherwise: str) -> str:
         if (package, kind.__name__) == ("tnlib", "Fit"):
             return "pass fit.value"
         if (package, kind.__name__) == ("tnlib", "SlabStream"):
-            return "pass one_pass=True to tt_svd, tucker or svd"
+            return "pass it to tt_svd, tucker or svd, which can read an array once"
         if package in _CONVERTED:
             return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
     return otherwise

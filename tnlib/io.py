@@ -19,7 +19,7 @@ import numpy as np
 
 from tnlib._errors import FileFormatError, MissingFileError, TnlibError
 from tnlib._files import write_whole
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Format
 from tnlib._registry import format_class
 from tnlib._typing import Array
@@ -59,6 +59,7 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
     if not isinstance(value, Format) or format_class(name) is not type(value):
         advice = "register its class" if isinstance(value, Format) else "decompose it first"
         raise wrong_type("save", "value", "a format of tnlib", value, advice)
+    refuse_other_arrays("save", "value", value)
     arrays = value.named_arrays()
     tensors = {key: _as_real(a) for key, a in arrays.items()}
     header = {"version": VERSION, "format": name, **value.attributes()}

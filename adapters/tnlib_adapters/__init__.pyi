@@ -1,9 +1,6 @@
 from . import circuits as circuits
 from .attention.attention import Attention as Attention
-from .attention.frozen.layer import FrozenAttention as FrozenAttention
-from .attention.frozen.residual_product import ResidualProduct as ResidualProduct
-from .attention.frozen.stack import FrozenPaths as FrozenPaths
-from .attention.frozen.stack import FrozenStack as FrozenStack
+from .attention.frozen_attention import FrozenAttention as FrozenAttention
 from .attention.norms import HeadNorm as HeadNorm
 from .attention.norms import LatentNorm as LatentNorm
 from .attention.query_key import PositionParts as PositionParts
@@ -21,16 +18,19 @@ from .compression.cost.estimate import estimate_cost as estimate_cost
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
 from .data import builtin_path as builtin_path
+from .frozen.frozen_model import FrozenModel as FrozenModel
+from .frozen.frozen_model import freeze as freeze
+from .frozen.frozen_stack import FrozenPaths as FrozenPaths
+from .frozen.frozen_stack import FrozenStack as FrozenStack
+from .frozen.frozen_stack import ResidualProduct as ResidualProduct
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
 from .transforms.folding import Folded as Folded
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors
-from .transforms.freezing import freeze as freeze
-from .transforms.frozen_model import FrozenModel as FrozenModel
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
 from .transforms.rotation import rotate as rotate
-from .transforms.stream_basis import stream_basis as stream_basis
+from .transforms.rotation import stream_basis as stream_basis
 
 __all__: list[str]

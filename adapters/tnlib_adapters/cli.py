@@ -209,8 +209,8 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
 @click.option("--rank", type=int, metavar="R", help="Number of components of cp.")
 @click.option("--memory", type=Bytes(), metavar="BYTES",
               help="Largest memory, such as 4G; a quarter of the free memory by default.")  # fmt: skip
-@click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Folder for intermediate files, from which an interrupted command resumes.")  # fmt: skip
+@click.option("--folder", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Folder for the state of the run, from which an interrupted command resumes.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def decompose(source: str, out: Path, **options: Any) -> None:
     """Decompose the array in FILE, which may exceed memory, and write the result to OUT for tnlib.load.
@@ -218,7 +218,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
     FILE is X.npy, the folder X.zarr, or X.h5:/path/of/the/dataset.
     """
     with command() as progress:
-        from tnlib_adapters.files.decomposed_files import decompose_file
+        from tnlib_adapters.files.array_files import decompose_file
 
         fit = decompose_file(source, out, **options, progress=progress)
     click.echo(fit)
@@ -229,7 +229,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
 def info(file: str) -> None:
     """Print shape, ranks and size of an array file or of a file that decompose wrote."""
     with command():
-        from tnlib_adapters.files.decomposed_files import describe_file
+        from tnlib_adapters.files.array_files import describe_file
 
         text = describe_file(file)
     click.echo(text)

@@ -18,7 +18,7 @@ NAMES_PACKAGES = ("tnlib._registry",)
 LAYERS = [
     ["tnlib._errors", "tnlib._typing"],
     ["tnlib._validate", "tnlib._keywords", "tnlib._files", "tnlib._html"],
-    ["tnlib._fit", "tnlib._registry"],
+    ["tnlib._array_api", "tnlib._fit", "tnlib._registry"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
     ["tnlib.linalg"],
@@ -41,6 +41,7 @@ LAYERS = [
     ["tnlib_adapters.checkpoints"],
     ["tnlib_adapters.transformers_plugin"],
     ["tnlib_adapters.reference", "tnlib_adapters.transforms", "tnlib_adapters.instrument"],
+    ["tnlib_adapters.frozen"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.inspection"],
     ["tnlib_adapters.demo"],

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnlib._array_api import dtype_of, from_host, to_host
 from tnlib._typing import Array
 
 # Singular values are equal when they differ by less than this many eps of the norm. Normally distributed noise of 1e-15
@@ -72,6 +73,8 @@ class BasisChange(NamedTuple):
 
     def columns(self, u: Array) -> Array:
         """Return u T of `u` (m, r)."""
+        if not isinstance(u, np.ndarray):
+            return u @ from_host(self.columns(np.eye(len(self.phases), dtype=dtype_of(u))), u)
         out = np.asarray(u * self.phases)
         for group, block in self.blocks:
             out[:, group] = u[:, group] @ block
@@ -79,6 +82,8 @@ class BasisChange(NamedTuple):
 
     def rows(self, a: Array) -> Array:
         """Return T^H a of `a` (r, n), the right factor that belongs to `columns`."""
+        if not isinstance(a, np.ndarray):
+            return from_host(self.rows(np.eye(len(self.phases), dtype=dtype_of(a))), a) @ a
         out = np.asarray(self.phases.conj()[:, None] * a)
         for group, block in self.blocks:
             out[group] = block.conj().T @ a[group]
@@ -93,7 +98,7 @@ def canonical_basis_change(
     The other arguments are those of `equality_tolerance`.
     """
     groups = equal_groups(s, equality_tolerance(s, dtype, squared=squared, diagonal=diagonal))
-    return group_basis_change(u, groups, dtype)
+    return group_basis_change(to_host(u), groups, dtype)
 
 
 def group_basis_change(u: Array, groups: Sequence[slice], dtype: np.dtype[Any] | None = None) -> BasisChange:

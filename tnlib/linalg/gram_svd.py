@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tnlib._array_api import permute, reshape, to_host
 from tnlib._typing import Array
 from tnlib.linalg.gram import gram
 from tnlib.linalg.thin_svd import thin_svd
@@ -35,9 +36,13 @@ def left_svd(a: Array, *, exact: bool) -> LeftSVD:
     where D holds the lengths of the rows of Q^H A. These rows are nearly orthogonal, and large and small ones are
     separate, so that every entry of H is right to eps times the lengths of its two rows. Scaled to a unit diagonal it
     loses nothing more, and the singular values of X are as accurate as those of a QR or an SVD of A. All the work that
-    grows with n is done by two Gram matrices and one product.
+    grows with n is done by two Gram matrices and one product. Arrays of other libraries than numpy are decomposed by
+    their own SVD.
     """
     slabs, m, n = a.shape
+    if not isinstance(a, np.ndarray):
+        u, values, _ = thin_svd(reshape(permute(a, (1, 0, 2)), (m, slabs * n)))
+        return LeftSVD(u, to_host(values), 0.0)
     if m > slabs * n or (exact and (a.size < _SHORT or 2 * m > slabs * n)):
         flat = a.reshape(m, -1) if slabs == 1 else a.transpose(1, 0, 2).reshape(m, -1)  # m (p n)
         u, s, _ = thin_svd(flat)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tnlib._array_api import permute, tensordot
 from tnlib._typing import Array
 
 
 def mode_product(x: Array, matrix: Array, mode: int) -> Array:
     """Return the product of `matrix` (m, n) with leg `mode` of `x`, whose size n becomes m."""
-    out = np.tensordot(matrix, x, axes=([1], [mode]))  # m [n] ...
-    return np.moveaxis(out, 0, mode)
+    out = tensordot(matrix, x, ((1,), (mode,)))  # m [n] ...
+    return permute(out, (*range(1, mode + 1), 0, *range(mode + 1, x.ndim)))  # type: ignore[no-any-return]
 
 
 def unfold(x: Array, mode: int) -> Array:

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from tnlib._array_api import adjoint, from_host, namespace, records_gradient, to_host
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import leading_phases, unit_phases
 from tnlib.linalg.gram import gram
@@ -15,18 +17,36 @@ _SHORT = 1 << 12  # entries; a QR of fewer costs no more than a Gram matrix
 _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogonal to a part in ten thousand
 _ROUNDOFF = 8  # eps sqrt(rows) of the norm: roundoff of the products below
 _ISOMETRIC = 1e4  # eps sqrt(columns)
+_SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
 
 
 def qr_positive(a: Array) -> tuple[Array, Array]:
-    """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal; k = min(m, n)."""
-    q, r = np.linalg.qr(a)
-    phases = unit_phases(np.diagonal(r))
-    return q * phases, phases.conj()[:, None] * r
+    """Return q (m, k) isometric and r (k, n) with a real, non-negative diagonal; k = min(m, n).
+
+    Here and below, arrays of other libraries than numpy are factorized by their own QR.
+    """
+    xp = np if isinstance(a, np.ndarray) else namespace(a)
+    q, r = xp.linalg.qr(a)
+    diagonal = np.diagonal(r) if xp is np else to_host(xp.linalg.diagonal(r))
+    if records_gradient(a):
+        _refuse_singular(diagonal)
+    phases = unit_phases(diagonal)
+    return q * from_host(phases, a), from_host(phases.conj(), a)[:, None] * r
+
+
+def _refuse_singular(diagonal: Array) -> None:
+    """Raise where a triangular factor is singular to roundoff: the gradient of its QR is not defined."""
+    sizes = np.abs(diagonal)
+    if sizes.min() <= _SINGULAR * np.finfo(sizes.dtype).eps * sizes.max():
+        raise ArgumentError(
+            "round, apply and canonicalize: bonds of a train with a gradient must not exceed its ranks, got a singular "
+            "core; round it under torch.no_grad() first."
+        )
 
 
 def r_factor(a: Array) -> Array:
     """Return r (k, n) with r^H r = a^H a, k = min(m, n); it has the norm and the singular values of `a`."""
-    return np.asarray(np.linalg.qr(a, mode="r"))
+    return np.asarray(np.linalg.qr(a, mode="r")) if isinstance(a, np.ndarray) else qr_positive(a)[1]
 
 
 def complete_columns(u: Array, rank: int) -> Array:
@@ -55,6 +75,9 @@ def orthonormal_rows(a: Array) -> tuple[Array, Array]:
     corrects the rest. Directions that the Gram matrix does not resolve are measured: where they hold more than
     roundoff, a QR is needed. For matrices of a few dozen rows this is three times as fast as the QR.
     """
+    if not isinstance(a, np.ndarray):
+        q, r = qr_positive(adjoint(a))
+        return adjoint(r), adjoint(q)
     m, n = a.shape
     if a.size >= _SHORT and 2 * m <= n and (factors := _rows_by_gram_matrix(a)) is not None:
         return factors

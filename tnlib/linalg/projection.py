@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from tnlib._array_api import adjoint
 from tnlib._typing import Array
 from tnlib.linalg.gram import KERNEL_WORK
 from tnlib.linalg.scaling import norm
@@ -21,13 +22,15 @@ _KERNEL_BLOCK = (64, 512)  # rows and columns
 def adjoint_times(e: Array, a: Array) -> Array:
     """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
     slabs, m, n = a.shape
+    if not isinstance(a, np.ndarray):
+        return adjoint(e) @ a  # p r [m] n, in their own precision
     dtype = np.result_type(e, a, np.float64)
     if slabs == 1 and m >= _TALL and m * n * e.shape[1] >= KERNEL_WORK and dtype.kind != "c":
         return adjoint_times_by_kernel(e, a[0])[None]
-    adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
-    out = np.empty((slabs, len(adjoint), n), dtype)
+    e_adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
+    out = np.empty((slabs, len(e_adjoint), n), dtype)
     if a.size <= _BLOCK // 8:
-        return np.matmul(adjoint, a.astype(dtype, copy=False), out=out)  # p r [m] n
+        return np.matmul(e_adjoint, a.astype(dtype, copy=False), out=out)  # p r [m] n
     block = _BLOCK if a.dtype == dtype else _BLOCK // 8  # a converted block is held twice
     columns, block_slabs = max(1, min(n, block // m)), max(1, block // (m * n))
 
@@ -35,7 +38,7 @@ def adjoint_times(e: Array, a: Array) -> Array:
         for p in range(*slab, block_slabs):
             for k in range(*column, columns):
                 part = slice(p, min(p + block_slabs, slab[1])), slice(None), slice(k, min(k + columns, column[1]))
-                np.matmul(adjoint, a[part].astype(dtype, copy=False), out=out[part])  # p r [m] n
+                np.matmul(e_adjoint, a[part].astype(dtype, copy=False), out=out[part])  # p r [m] n
 
     parts = thread_count() if a.size > _BLOCK else 1
     if slabs > 1:
@@ -49,13 +52,13 @@ def adjoint_times_by_kernel(e: Array, a: Array) -> Array:
     """Return e^H a (r, n) of real `e` (m, r) and `a` (m, n) by the compiled kernel, over rows in parallel."""
     from tnlib.linalg.kernels.row_combinations import add_combinations
 
-    adjoint = np.ascontiguousarray(e.T, np.result_type(e, np.float64))
+    e_adjoint = np.ascontiguousarray(e.T, np.result_type(e, np.float64))
     rows = len(a) // 8 * 8
     parts = split_range(rows, thread_count(), multiple=8)
-    sums = np.zeros((len(parts), len(adjoint), a.shape[1]))
-    pieces = [(adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
+    sums = np.zeros((len(parts), len(e_adjoint), a.shape[1]))
+    pieces = [(e_adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
     run_parallel(add_combinations, pieces)
-    return np.asarray(sums.sum(axis=0) + adjoint[:, rows:] @ a[rows:])  # r [m] n
+    return np.asarray(sums.sum(axis=0) + e_adjoint[:, rows:] @ a[rows:])  # r [m] n
 
 
 def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:

@@ -9,18 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tnlib._array_api import AnyArray, all_finite, astype, detached, dtype_of, is_complex, namespace, reshape, to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, is_other_array, refuse_infinite
-from tnlib.linalg.array_namespace import as_other_array, detached, to_host
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
 
 _BLOCK = 1 << 18  # entries summed at a time
 _SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
 _SAFE_NORM = 1e125
+_NEAR_ONE = (2.0**-40, 2.0**60)  # sums of squares of arrays that a sweep does not rescale
 DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
 _LN2 = Fraction(0x162E42FEFA39EF35793C7673007E5ED5, 1 << 125)  # log(2) to 125 bits
 _FAR = 1 << 14  # powers of two beyond every dtype
+_LARGEST_STEP = 100  # powers of two in one product, in the range of 32 bits
 
 
 class Scaled(NamedTuple):
@@ -31,6 +33,8 @@ class Scaled(NamedTuple):
 
     def update(self, array: Array) -> Scaled:
         """Return `array` * 2**exponent, rescaled: the result of a linear map of this array."""
+        if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
+            return Scaled(array, self.exponent)
         e = math.frexp(largest(array))[1]
         return Scaled(array, self.exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), self.exponent + e)
 
@@ -73,7 +77,7 @@ def fold(a: Array, exponent: int) -> Scaled:
     """Return `a` * 2**`exponent` with exponent 0 where the array alone stays in a safe range."""
     if exponent == 0:
         return Scaled(a, 0)
-    limit, held = math.log2(_safe(a.dtype)), math.frexp(largest(a))[1] + exponent
+    limit, held = math.log2(_safe(dtype_of(a))), math.frexp(largest(a))[1] + exponent
     return Scaled(shift(a, exponent), 0) if 1 - limit < held < limit else Scaled(a, exponent)
 
 
@@ -87,10 +91,24 @@ def split_exponential(x: float) -> tuple[int, float]:
 
 def largest(a: Array) -> float:
     """Return the largest absolute real or imaginary part, 0 for an empty array."""
+    if not isinstance(a, np.ndarray):
+        xp, a = namespace(a), detached(a)
+        return max(float(xp.max(xp.abs(part))) for part in _real_parts(a))
     if a.size == 0:
         return 0.0
     parts = (a.real, a.imag) if a.dtype.kind == "c" else (a,)
     return max(max(float(p.max()), -float(p.min())) for p in parts)
+
+
+def sum_of_squares(a: Array) -> float:
+    """Return the sum of the squares of all moduli in the precision of `a`, inf where it is not worth computing.
+
+    It is one product of vectors, and for small arrays several times as fast as two extrema.
+    """
+    if a.size > _BLOCK and not a.flags.forc:
+        return math.inf  # it would be copied
+    flat = a.ravel(order="K")
+    return float(np.vdot(flat, flat).real)
 
 
 def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
@@ -98,7 +116,9 @@ def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
 
     Sums of their squares over any array that fits in memory stay in range of `dtype`, by default that of `a`.
     """
-    top, safe = largest(a), _safe(dtype or a.dtype)
+    if isinstance(a, np.ndarray) and in_safe_range(math.sqrt(sum_of_squares(a)), a.size, dtype or a.dtype):
+        return 0
+    top, safe = largest(a), _safe(dtype or dtype_of(a))
     if top == 0.0 or 1.0 / safe < top < safe:
         return 0
     return math.frexp(top)[1]
@@ -140,6 +160,8 @@ def shift(a: Array, e: int | Array) -> Array:
         if e == 0:
             return a
         e = max(-_FAR, min(_FAR, e))
+    if not isinstance(a, np.ndarray):
+        return _shift_by_steps(a, int(e))
     if a.dtype.kind == "c":
         out = np.empty_like(a)
         out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
@@ -149,11 +171,13 @@ def shift(a: Array, e: int | Array) -> Array:
 
 def shift_in_range(a: Array, e: int | Array, subject: str, advice: str) -> Array:
     """Return `a` * 2**`e`, or raise "`subject` must lie in the range of float64, got about 10**400; `advice`."."""
+    if isinstance(e, int) and e <= 0:
+        return shift(a, e)
     with np.errstate(over="ignore", invalid="ignore"):
         shifted = shift(a, e)
-    if np.max(e) > 0 and not np.isfinite(shifted).all():
+    if np.max(e) > 0 and not all_finite(shifted):
         top = (math.log2(largest(a)) + float(np.max(e))) * math.log10(2)
-        raise ArgumentError(f"{subject} must lie in the range of {a.dtype}, got about 10**{top:.0f}; {advice}.")
+        raise ArgumentError(f"{subject} must lie in the range of {dtype_of(a)}, got about 10**{top:.0f}; {advice}.")
     return shifted
 
 
@@ -165,6 +189,8 @@ def restore(function: str, parameter: str, a: Array, exponent: int) -> Array:
 
 def norm(a: Array) -> float:
     """Return the Frobenius norm, summed in float64 and free of overflow and underflow; inf or NaN where `a` has one."""
+    if not isinstance(a, np.ndarray):
+        return _norm_of_other(a)
     total = squares(a)
     if _SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] or math.isnan(total):
         return math.sqrt(total)
@@ -201,6 +227,28 @@ def _dot_with_itself(flat: Array) -> float:
     return float(np.vdot(flat, flat))  # unlike np.dot it overflows without a warning
 
 
+def _real_parts(a: AnyArray) -> tuple[AnyArray, ...]:
+    xp = namespace(a)
+    return (xp.real(a), xp.imag(a)) if is_complex(a) else (a,)
+
+
+def _shift_by_steps(a: AnyArray, e: int) -> AnyArray:
+    """Return `a` * 2**`e` of another library by products, exact within the range of 32 bits."""
+    with np.errstate(over="ignore", invalid="ignore"):  # array_api_strict warns as numpy does
+        while e:
+            step = max(-_LARGEST_STEP, min(_LARGEST_STEP, e))
+            a, e = a * 2.0**step, e - step
+    return a
+
+
+def _norm_of_other(a: AnyArray) -> float:
+    """Return the Frobenius norm of an array of another library whose squares are in range, by blocks in float64."""
+    xp, flat = namespace(a), reshape(detached(a), (-1,))
+    parts = [flat[i : min(i + _BLOCK, flat.shape[0])] for i in range(0, flat.shape[0], _BLOCK)]
+    wide = [astype(half, np.dtype(np.float64)) for part in parts for half in _real_parts(part)]
+    return math.sqrt(float(xp.sum(xp.stack([xp.sum(half * half) for half in wide]))))
+
+
 def distance(a: Array, b: Array) -> float:
     """Return norm(a - b) without holding the difference: one slab of the first leg at a time."""
     rows = max(1, _BLOCK * len(a) // max(1, a.size))
@@ -221,8 +269,8 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
 
     Arrays of other libraries are read as numpy arrays: without a copy on the host, from a device with one.
     """
-    if is_other_array(x):
-        x = to_host(detached(as_other_array(function, parameter, x, ndim=ndim)))
+    if is_other_array(x) and not hasattr(x, "resolve_conj"):
+        x = to_host(x)
     a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
     length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
     if not math.isfinite(length):

@@ -1,25 +1,35 @@
-"""Thin singular value decompositions, of a matrix and of a product of two factors."""
+"""Thin singular value decompositions: of a matrix, truncated within a budget, and of a product of two factors."""
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import numpy as np
 
+from tnlib._array_api import AnyArray, namespace, records_gradient, to_host
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.orthogonal import qr_positive
+from tnlib.linalg.orthogonal import orthonormal_rows, qr_positive
+from tnlib.linalg.scaling import norm, shift
 from tnlib.linalg.threads import all_blas_threads
+from tnlib.linalg.truncation import TruncationBudget
 
 _THREADED = 256  # smaller side from which threads of LAPACK pay
+_TALL = 32  # rows per column up to which LAPACK is as fast as a factorization before it
+_EQUAL = 8  # eps, of the largest singular value
 
 
 def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     """Return u (m, k), s (k,), vh (k, n) of `a` (m, n), k = min(m, n), by LAPACK's gesdd, or gesvd where that fails.
 
     Divide and conquer (gesdd) is the fastest driver; on rare clustered spectra it does not converge, where the QR
-    iteration (gesvd) does.
+    iteration (gesvd) does. Arrays of other libraries than numpy are decomposed by their own SVD.
     """
+    if not isinstance(a, np.ndarray):
+        return _svd_of_other(a)
     # numpy's LAPACK, as for every other factorization and product: scipy brings threads of its own, and where
     # calls to both alternate, the idle threads of one spin in the way of the other.
     wide = a.shape[0] < a.shape[1]
@@ -32,6 +42,56 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
 
             u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
     return (vh.T, s, u.T) if wide else (u, s, vh)
+
+
+def _svd_of_other(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
+    # The gradient of an SVD of complex matrices in torch 2.13 multiplies rounding errors by the squares of singular
+    # values; of values up to 1 nothing is lost.
+    e = math.frexp(norm(a))[1]
+    u, s, vh = namespace(a).linalg.svd(shift(a, -e), full_matrices=False)
+    if records_gradient(a):
+        _refuse_equal(to_host(s))
+    return u, shift(s, e), vh
+
+
+def _refuse_equal(values: Array) -> None:
+    """Raise where singular values are equal or zero to roundoff: the gradient of the SVD in torch is NaN."""
+    gaps = np.abs(np.diff(values, append=0))
+    if len(values) > 1 and gaps.min() <= _EQUAL * np.finfo(values.dtype).eps * values[0]:
+        raise ArgumentError(
+            "round and apply: the singular values of a value with a gradient must be distinct and positive, got equal "
+            "ones or a zero; round it under torch.no_grad() first."
+        )
+
+
+class TruncatedSVD(NamedTuple):
+    """Left singular vectors in canonical bases, singular values, and the projection on the vectors."""
+
+    u: Array  # (m, r) isometric
+    s: Array  # (r,), on the host
+    rest: Array  # u^H a, (r, n)
+
+
+def truncated_svd(a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False) -> TruncatedSVD:
+    """Return the leading singular vectors of `a` (m, n), of numpy or another library, at the rank of the budget.
+
+    With `diagonal` the singular values will stay on a diagonal between the bases (`equality_tolerance`).
+    """
+    u, s, vh = _svd_of_tall(a)
+    values = to_host(s)
+    rank = budget.truncate(values, max_rank=max_rank)
+    u, values = u[:, :rank], values[:rank]
+    change = canonical_basis_change(u, values, budget.dtype, diagonal=diagonal)
+    return TruncatedSVD(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))
+
+
+def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:
+    """Return the thin SVD of `a` by that of a square factor, where it is tall."""
+    if a.shape[0] < _TALL * a.shape[1] or not isinstance(a, np.ndarray):
+        return thin_svd(a)
+    factor, rows = orthonormal_rows(np.ascontiguousarray(a.T))  # a = rows^T factor^T
+    u, s, vh = thin_svd(factor.T)
+    return rows.T @ u, s, vh
 
 
 def product_svd(left: Array, right: Array) -> tuple[Array, Array, Array]:

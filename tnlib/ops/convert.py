@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tnlib._errors import ArgumentTypeError
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Format
 from tnlib._registry import Implementation, format_class, implementation
 from tnlib._validate import as_sizes
-from tnlib.formats.other_arrays import OtherArrays, refuse
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix, split_legs
 from tnlib.linalg.threads import single_threaded_blas
@@ -63,8 +62,7 @@ def convert(t: Format, kind: type[F], *, row_shape: Sequence[int] | None = None)
     if not isinstance(t, Format):
         remedy = f"decompose it first, for example with {_DECOMPOSITIONS.get(kind.__name__, 'tnlib.tt_svd')}"
         raise wrong_type("convert", "t", "a format", t, remedy)
-    if isinstance(t, OtherArrays):
-        refuse("convert", "t", t)
+    refuse_other_arrays("convert", "t", t)
     if row_shape is not None:
         if not isinstance(t, TensorTrain) or kind is not TTMatrix:
             raise ArgumentTypeError(

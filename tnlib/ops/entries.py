@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Format
 from tnlib._registry import implementation
 from tnlib._typing import Array
@@ -42,6 +42,7 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     """
     if not isinstance(t, Format):
         raise wrong_type("entries", "t", "a format", t, "decompose it first, for example with tnlib.tt_svd")
+    refuse_other_arrays("entries", "t", t)
     if implementation("entries", type(t)) is None:
         t = convert(t, TensorTrain)
     evaluate = implementation("entries", type(t))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tnlib._array_api import reshape
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, refuse_different_legs
+from tnlib._format import LinearFormat, refuse_different_legs, refuse_mixed_libraries
 from tnlib._registry import require
-from tnlib.formats.other_arrays import OtherArrays, refuse
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.operations import inner_between
 from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.linalg.scaling import shift_in_range
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.ops.convert import convert
 
@@ -44,8 +45,11 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
     if operator is None:
         a, b = _of_one_class("inner", a, b)
         product = require("inner", "inner", "a", a, "")(a, b)
-        if isinstance(a, OtherArrays):
-            return product  # type: ignore[no-any-return]
+        if a.library != "numpy":
+            x = shift_in_range(
+                product.array, product.exponent, "inner: the result", "lower the log_scale, or scale one down"
+            )
+            return reshape(x, ())  # type: ignore[no-any-return]
     else:
         product = inner_between(a, operator, b)
     try:
@@ -83,8 +87,7 @@ def _of_one_class(function: str, a: Any, b: Any) -> tuple[Any, Any]:
     """Return `a` and `b` as formats of one class, with the same legs."""
     for name, value in (("a", a), ("b", b)):
         require(function, "inner", name, value, "decompose or convert it first")
-    if isinstance(a, OtherArrays) != isinstance(b, OtherArrays):
-        refuse(function, *(("a", a) if isinstance(a, OtherArrays) else ("b", b)))
+    refuse_mixed_libraries(function, a=a, b=b)
     if type(a) is not type(b):
         kind = TTMatrix if TTMatrix in (type(a), type(b)) else TensorTrain
         a, b = convert(a, kind), convert(b, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, overload
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import refuse_other_arrays
 from tnlib._format import Format
 from tnlib._registry import implementation, list_formats
 from tnlib._validate import advice_for, plural
@@ -52,6 +53,8 @@ def outer(a: Format, b: Format) -> Format:
 
 
 def _combine(verb: str, a: Any, b: Any) -> Any:
+    refuse_other_arrays(verb, "a", a)
+    refuse_other_arrays(verb, "b", b)
     product = implementation(verb, type(a))
     if product is None or type(a) is not type(b):
         advice = advice_for(a, advice_for(b, "convert one of them with tnlib.convert"))

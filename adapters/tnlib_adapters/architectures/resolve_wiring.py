@@ -21,9 +21,9 @@ from tnlib_adapters.architectures.architecture import (
     by_config,
 )
 from tnlib_adapters.architectures.architecture import names as alternatives
-from tnlib_adapters.architectures.attention_sizes import Sizes, read_sizes
 from tnlib_adapters.architectures.config_keys import Config, read_settings
-from tnlib_adapters.architectures.rope import read_frequencies
+from tnlib_adapters.architectures.grouped_heads import Sizes, read_sizes
+from tnlib_adapters.architectures.rope_scaling import read_frequencies
 from tnlib_adapters.architectures.table import find_row
 from tnlib_adapters.architectures.wiring import (
     AttentionWiring,
@@ -263,10 +263,10 @@ class _Resolver:
     def decoder_layers(self, decoder: Decoder, encoder: EncoderWiring, n: int) -> tuple[LayerWiring, ...]:
         """Return the layers of a decoder of `n` blocks, two of each."""
         blocks = self.layers(n)
-        own = (replace(block, feed_forward=None, experts=None) for block in blocks)
+        attentions = (replace(block, feed_forward=None, experts=None) for block in blocks)
         attention = (self.cross_attention(decoder, encoder, k) for k in range(n))
         crossed = (replace(block, attention=cross) for block, cross in zip(blocks, attention, strict=True))
-        return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
+        return tuple(layer for pair in zip(attentions, crossed, strict=True) for layer in pair)
 
     def layer(self, k: int) -> LayerWiring:
         """Return layer k."""
@@ -290,7 +290,9 @@ class _Resolver:
     def projections(self, k: int) -> dict[str, Linear]:
         """Return the modules of the attention by the projections that they hold."""
         row = self.row
-        return {held: self.linear(f"{row.attention}.{name}", row.stored, k) for name, held in row.projections.items()}
+        return {
+            letters: self.linear(f"{row.attention}.{name}", row.stored, k) for name, letters in row.projections.items()
+        }
 
     def attention(self, k: int) -> AttentionWiring:
         """Return the attention of layer k."""

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture
 from tnlib_adapters.architectures.architecture import Routing as Routing
-from tnlib_adapters.architectures.attention_sizes import Sizes
-from tnlib_adapters.architectures.rope import Frequencies
+from tnlib_adapters.architectures.grouped_heads import Sizes
+from tnlib_adapters.architectures.rope_scaling import Frequencies
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ class AttentionWiring:
     @property
     def inputs(self) -> tuple[Linear, ...]:
         """Matrices that read the input of the layer."""
-        read = (linear for held, linear in self.projections.items() if held not in (("k", "v") if self.cross else ()))
-        own = (linear for linear in read if linear != self.projections["o"])
-        return (*own, *(self.latent.inputs if self.latent else ()))
+        of_memory = ("k", "v") if self.cross else ()
+        readers = [linear for names, linear in self.projections.items() if names not in (*of_memory, "o")]
+        return (*readers, *(self.latent.inputs if self.latent else ()))
 
     @property
     def memory_inputs(self) -> tuple[Linear, ...]:
@@ -387,8 +387,8 @@ class Wiring:
 
     def matrix(self, name: str) -> Linear:
         """Return a matrix outside attention and experts, by its name in a file or in a loaded model."""
-        own = self.unembedding if self.is_unembedding(name) else None
-        return self.matrices[name] if own is None else own.linear
+        unembedding = self.unembedding if self.is_unembedding(name) else None
+        return self.matrices[name] if unembedding is None else unembedding.linear
 
     @property
     def untied_config(self) -> dict[str, bool]:

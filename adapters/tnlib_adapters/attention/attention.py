@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from tnlib import ArgumentError, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention_weights import AttentionWeights
-from tnlib_adapters.attention.frozen.layer import FrozenAttention, frozen_heads
-from tnlib_adapters.attention.loaded_module import module_arguments
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.layer_arguments import module_arguments
 from tnlib_adapters.attention.query_key import PositionParts, form, forms, position_parts
 from tnlib_adapters.attention.validation import as_distance, as_distances, as_index
 
@@ -233,8 +233,6 @@ class Attention(AttentionWeights):
             return replace(self, latent_norm=None).numerator()
         if self.head_norm is None:
             return self
-        if self.head_norm is None:
-            return self
         by_query, by_key = self.head_norm.query, self.head_norm.key
         return replace(
             self,
@@ -262,7 +260,7 @@ class Attention(AttentionWeights):
                 "Attention.ov: values must be linear in the stream, but are made from normalised latent vectors here; "
                 "use numerator(), which leaves the divisions out."
             )
-        left = _with_bias(self.W_V[v], None if self.b_V is None else self.b_V[v])  # d~ dh
+        left = self.with_bias("V", v)  # d~ dh
         right = np.concatenate([self.W_O[h], np.zeros_like(self.W_O[h][:, :1])], axis=1)  # dh d~
         return LowRank(left, right)
 
@@ -309,20 +307,16 @@ class Attention(AttentionWeights):
                 f"Attention.stacked: values must be as wide as queries and keys, got {self.d_value} and {self.d_head}; "
                 "stack W_Q with W_K, and W_V with W_O."
             )
-        group = self.n_heads // self.kv_heads
-        k, v = (np.repeat(w, group, axis=0) for w in (self.W_K, self.W_V))
-        return np.stack([self.W_Q, k, v, self.W_O.transpose(0, 2, 1)])
+        return np.stack([self.W_Q, self.repeated(self.W_K), self.repeated(self.W_V), self.W_O.transpose(0, 2, 1)])
 
     def _head(self, method: str, head: int) -> tuple[int, int]:
         """Return the indices of the query head and of its key head."""
         head = as_index(f"Attention.{method}", "head", head, self.n_heads)
-        return head, head // (self.n_heads // self.kv_heads)
+        return head, self.kv_head(head)
 
     def _group(self, method: str, kv_head: int) -> range:
         """Return the query heads of a key head."""
-        size = self.n_heads // self.kv_heads
-        first = size * as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads)
-        return range(first, first + size)
+        return self.query_heads(as_index(f"Attention.{method}", "kv_head", kv_head, self.kv_heads))
 
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)
@@ -342,10 +336,7 @@ class Attention(AttentionWeights):
                 f"Attention.{method}: scores of this layer are no bilinear form, because its {normalised} are "
                 "normalised; use numerator(), which leaves the divisions out."
             )
-        return (
-            _with_bias(self.W_Q[q], None if self.b_Q is None else self.b_Q[q]),  # d~ dh
-            _with_bias(self.W_K[k], None if self.b_K is None else self.b_K[k]),  # d~ dh
-        )
+        return self.with_bias("Q", q), self.with_bias("K", k)  # d~ dh
 
     def _offsets(self, head: int, distances: Array) -> Array | None:
         """Return what is added to the scores of a head at distances, divided by the score scale."""
@@ -360,9 +351,3 @@ class Attention(AttentionWeights):
                 f"Attention.{method}: plane must be None without rotary embeddings, got {plane!r}; leave it out."
             )
         return as_index(f"Attention.{method}", "plane", plane, len(self.rotary.frequencies))
-
-
-def _with_bias(weight: Array, bias: Array | None) -> Array:
-    """Append the bias as the row for the constant coordinate."""
-    last = np.zeros_like(weight[:1]) if bias is None else bias[None]
-    return np.concatenate([weight, last])

@@ -1,27 +1,37 @@
-"""Weights of one attention layer, and what it computes on a sequence."""
+r"""The forward pass of one attention layer: queries, keys, values, scores, patterns and output.
+
+It broadcasts over any axes between heads and positions. The stream is (n, d_model), or (heads, ..., n, d_model) where
+every head reads a stream of its own, or (1, ..., n, d_model): sequences of a batch, or parts of a stream. Projections
+are linear in the homogeneous coordinates [x, constant], so that of parts one has the constant 1 and the others 0. For
+gradients the stream may be a tensor of torch.
+"""
 
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
-from tnlib_adapters.attention.frozen.layer import as_patterns
+from tnlib_adapters.architectures.grouped_heads import GroupedHeads
+from tnlib_adapters.attention.frozen_attention import as_patterns
 from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.attention.softmax import like, soft_capped, softmax
 from tnlib_adapters.attention.validation import as_stream, check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionWeights:
-    """Weights per head, acting on rows: the fields of `Attention`, its sizes, scores, mask and output."""
+class AttentionWeights(GroupedHeads):
+    """Weights per head, acting on rows: the fields of `Attention`, and its forward pass."""
 
     W_Q: Array
     W_K: Array
@@ -77,14 +87,33 @@ class AttentionWeights:
         return f"Attention({sizes}{more})"
 
     @property
-    def n_heads(self) -> int:
+    def n_heads(self) -> int:  # type: ignore[override]
         """Number of query heads."""
         return len(self.W_Q)
 
     @property
-    def kv_heads(self) -> int:
+    def kv_heads(self) -> int:  # type: ignore[override]
         """Number of key and value heads."""
         return len(self.W_K)
+
+    def with_bias(self, letter: str, head: int | slice = slice(None)) -> Array:
+        """Return [W; b] of the projection "Q", "K" or "V" of a head, (d_model + 1, d_head), or of all heads.
+
+        The bias is zero where absent.
+        """
+        weight, bias = getattr(self, f"W_{letter}")[head], getattr(self, f"b_{letter}")
+        last = np.zeros_like(weight[..., :1, :]) if bias is None else bias[head][..., None, :]
+        return np.concatenate([weight, last], axis=-2)
+
+    def of_heads(self, heads: Sequence[int]) -> Self:
+        """Return the layer with some query heads, each with keys and values of its own."""
+        queries = np.array(heads)
+        index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), queries)
+        index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), queries // self.group_size)
+        arrays = {name: None if (a := getattr(self, name)) is None else a[index] for name, index in index_of.items()}
+        bias = self.relative_bias
+        of_heads = None if bias is None else replace(bias, table=bias.table[queries])
+        return replace(self, **arrays, relative_bias=of_heads)  # type: ignore[arg-type]
 
     @property
     def d_model(self) -> int:
@@ -118,41 +147,66 @@ class AttentionWeights:
         q, k = self.queries(x, positions), self.keys(keys_of, np.arange(len(keys_of)))
         return self.scores_of(q, k, positions[:, None] - positions)
 
-    def queries(self, x: Array, positions: Array) -> Array:
-        """Return queries (heads, n, d_head) of rows x (n, d_model) at integer positions (n,), normed and rotated."""
-        q = _project(x, self.W_Q, self.b_Q)  # h n dh
-        q = q if self.head_norm is None else self.head_norm.queries(q)
-        q = q if self.latent_norm is None else self.latent_norm.queries(q, x)
-        return q if self.rotary is None else self.rotary.rotate(q, positions)
+    def queries(self, x: Array, positions: Array, constant: Array | float = 1.0) -> Array:
+        """Return queries (heads, ..., n, d_head) of a stream at integer positions (n,), normed and rotated."""
+        return self.as_queries(_project(x, constant, self.W_Q, self.b_Q), x, positions)
 
-    def keys(self, x: Array, positions: Array) -> Array:
-        """Return keys (kv_heads, n, d_head) of rows x (n, d_model) at integer positions (n,), normed and rotated."""
-        k = _project(x, self.W_K, self.b_K)  # kv n dh
-        k = k if self.head_norm is None else self.head_norm.keys(k)
-        k = k if self.latent_norm is None else self.latent_norm.keys(k, x)
-        return k if self.rotary is None else self.rotary.rotate(k, positions)
+    def keys(self, x: Array, positions: Array, constant: Array | float = 1.0) -> Array:
+        """Return keys (kv_heads, ..., n, d_head) of a stream at integer positions (n,), normed and rotated."""
+        return self.as_keys(_project(x, constant, self.W_K, self.b_K), x, positions)
 
-    def values(self, x: Array) -> Array:
-        """Return values (kv_heads, n, d_value) of rows x (n, d_model), biases included."""
-        v = _project(x, self.W_V, self.b_V)  # kv n dh
-        return v if self.latent_norm is None else v / self.latent_norm.value_divisors(x)[:, None]
+    def values(self, x: Array, constant: Array | float = 1.0) -> Array:
+        """Return values (kv_heads, ..., n, d_value) of a stream, biases included."""
+        v = _project(x, constant, self.W_V, self.b_V)  # kv ... n dh
+        return v if self.latent_norm is None else v / self.latent_norm.value_divisors(x)
+
+    def as_queries(self, columns: Array, x: Array, positions: Array, total: Array | None = None) -> Array:
+        """Return queries of projected `columns` (..., n, d_head), normed for the stream x and rotated to positions.
+
+        `total` are the columns whose root mean square the QK norm divides by, if these are only a part of them.
+        """
+        if self.latent_norm is not None:
+            columns = self.latent_norm.queries(columns, x)
+        if self.head_norm is not None:
+            columns = self.head_norm.divided(columns, self.head_norm.query, total)
+        return columns if self.rotary is None else self.rotary.rotated(columns, positions)
+
+    def as_keys(self, columns: Array, x: Array, positions: Array, total: Array | None = None) -> Array:
+        """Return keys of projected `columns`, as `as_queries` does for queries."""
+        if self.latent_norm is not None:
+            columns = self.latent_norm.keys(columns, x)
+        if self.head_norm is not None:
+            columns = self.head_norm.divided(columns, self.head_norm.key, total)
+        return columns if self.rotary is None else self.rotary.rotated(columns, positions)
 
     def scores_of(self, queries: Array, keys: Array, distances: Array) -> Array:
         """Return scores (heads, ..., m, n) of queries (heads, ..., m, d_head) and keys (kv_heads, ..., n, d_head).
 
         `distances` (m, n) are query positions minus key positions; not used in cross-attention.
         """
-        products: Array = queries @ self.repeated(keys).swapaxes(-1, -2)  # h ... m [dh] n
-        products *= self.scale
-        offsets = self.offsets(distances)  # h m n, None in cross-attention
-        if offsets is not None:
-            products += offsets.reshape(len(offsets), *(1,) * (products.ndim - 3), *distances.shape)
-        return products if self.softcap is None else self.softcap * np.tanh(products / self.softcap)
+        return soft_capped(self.bilinear_scores(queries, keys, distances), self.softcap)
 
-    def repeated(self, a: Array) -> Array:
-        """Return an array of key or value heads (kv_heads, ...) with one entry for every query head, (heads, ...)."""
-        group = self.n_heads // self.kv_heads
-        return a if group == 1 else np.repeat(a, group, axis=0)
+    def bilinear_scores(self, queries: Array, keys: Array, distances: Array | None) -> Array:
+        """Return the scores before a soft cap; without what the distances add if they are None."""
+        return self.scaled(queries @ self.repeated(keys).swapaxes(-1, -2), distances)  # h ... m [dh] n
+
+    def scaled(self, products: Array, distances: Array | None) -> Array:
+        """Return `products` (heads, ..., m, n) of queries and keys, overwritten by the scores before a soft cap."""
+        products *= self.scale
+        offsets = None if distances is None else self.offsets(distances)  # h m n
+        if offsets is not None:
+            products += like(offsets.reshape(len(offsets), *(1,) * (products.ndim - 3), *offsets.shape[1:]), products)
+        return products
+
+    def patterns_of(self, scores: Array) -> Array:
+        """Return attention weights of scores (heads, ..., m, n); without cross-attention of the last m of n queries."""
+        m, n = scores.shape[-2:]
+        return softmax(scores, None if self.cross else self.mask(n)[n - m :])
+
+    def head_outputs(self, patterns: Array, values: Array) -> Array:
+        """Return what every head writes, (heads, ..., m, d_model), for patterns (heads, ..., m, n) and values."""
+        mixed = patterns @ self.repeated(values)  # h ... m [n] dh
+        return _by_head(mixed, self.W_O)  # h ... m [dh] d_model
 
     def offsets(self, distances: Array) -> Array | None:
         """Return what ALiBi or a relative bias adds to the scores at integer distances; heads first, then their shape.
@@ -211,7 +265,7 @@ class AttentionWeights:
     def value_divisors(self, x: Array) -> Array | None:
         """Return what the values of x (n, d_model) are divided by, (n,), None unless latent vectors are normalised."""
         x = self._input("value_divisors", x)
-        return None if self.latent_norm is None else self.latent_norm.value_divisors(x)
+        return None if self.latent_norm is None else self.latent_norm.value_divisors(x)[:, 0]
 
     def _keys_of(self, method: str, x: Array, memory: Array | None) -> Array:
         """Return the input of keys: x, or the memory in cross-attention."""
@@ -227,6 +281,17 @@ class AttentionWeights:
         return as_stream(f"Attention.{method}", parameter, x, self.d_model, self.context)
 
 
-def _project(x: Array, weight: Array, bias: Array | None) -> Array:
-    out: Array = x @ weight  # h n [d] dh
-    return out if bias is None else out + bias[:, None]
+def _project(x: Array, constant: Array | float, weight: Array, bias: Array | None) -> Array:
+    """Return [x, constant] times [weight; bias], (heads, ..., n, columns)."""
+    out = _by_head(x, weight)
+    if bias is None:
+        return out
+    rows = bias.reshape(len(bias), *(1,) * (out.ndim - 2), -1)  # h ... 1 dh
+    return out + constant * like(rows, out)
+
+
+def _by_head(x: Array, weight: Array) -> Array:
+    """Return x (n, d), or (heads or 1, ..., n, d), times the weight (heads, d, columns) of every head."""
+    rows = x if x.ndim == 2 else x.reshape(len(x), -1, x.shape[-1])
+    products: Array = rows @ like(weight, x)  # h (... n) [d] c
+    return products if x.ndim < 4 else products.reshape(len(weight), *x.shape[1:-1], -1)

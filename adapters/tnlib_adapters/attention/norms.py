@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Real
 
-import numpy as np
-
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, to_numpy
+from tnlib_adapters.attention.softmax import library_of, like
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,21 +42,26 @@ class HeadNorm:
 
     def queries(self, q: Array) -> Array:
         """Normalise queries (..., d_head) over the last axis."""
-        return self._normed("queries", q, self.query)
+        return self._checked("queries", q, self.query)
 
     def keys(self, k: Array) -> Array:
         """Normalise keys (..., d_head) over the last axis."""
-        return self._normed("keys", k, self.key)
+        return self._checked("keys", k, self.key)
 
-    def _normed(self, method: str, x: Array, weight: Array) -> Array:
+    def divided(self, x: Array, weight: Array, total: Array | None = None) -> Array:
+        """Return x (..., d_head) times weight over the root mean square of x, or of `total`, without checks."""
+        total = x if total is None else total
+        y: Array = x / ((total * total).mean(-1, keepdims=True) + self.eps) ** 0.5 * like(weight, x)
+        return y
+
+    def _checked(self, method: str, x: Array, weight: Array) -> Array:
         x = to_numpy(f"HeadNorm.{method}", "x", x)
         if x.shape[-1:] != weight.shape or x.dtype.kind not in "fc":
             raise ArgumentError(
                 f"HeadNorm.{method}: x must have shape (..., {len(weight)}), got {x.dtype} of shape {x.shape}; "
                 "pass one head, or a leg of heads before its columns."
             )
-        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * weight
-        return y
+        return self.divided(x, weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +99,20 @@ class LatentNorm:
         object.__setattr__(self, "n_rotated", as_count("LatentNorm", "n_rotated", self.n_rotated))
 
     def queries(self, q: Array, x: Array) -> Array:
-        """Return queries (heads, n, d_head) of x (n, d_model) divided."""
-        return q if self.query is None else q / self._divisors(x, self.query)[:, None]
+        """Return queries (..., n, d_head) of a stream x (..., n, d_model) divided."""
+        return q if self.query is None else q / self._divisors(x, self.query)
 
     def keys(self, k: Array, x: Array) -> Array:
-        """Return keys (heads, n, d_head) of x (n, d_model) divided, but for the rotated columns."""
-        divided = k[..., self.n_rotated :] / self.value_divisors(x)[:, None]
-        return np.concatenate([k[..., : self.n_rotated], divided], axis=-1)
+        """Return keys (..., n, d_head) of a stream x (..., n, d_model) divided, but for the rotated columns."""
+        divided = k[..., self.n_rotated :] / self.value_divisors(x)
+        keys: Array = library_of(k).concat([k[..., : self.n_rotated], divided], axis=-1)
+        return keys
 
     def value_divisors(self, x: Array) -> Array:
-        """Return the divisors (n,) of the values of x (n, d_model)."""
+        """Return the divisors (..., n, 1) of the values of x (..., n, d_model)."""
         return self._divisors(x, self.key_value)
 
     def _divisors(self, x: Array, down: Array) -> Array:
-        roots: Array = np.sqrt(np.square(x @ down).mean(axis=-1) + self.eps)  # n [d] r
+        latent = x @ like(down, x)  # ... n [d] r
+        roots: Array = ((latent * latent).mean(-1, keepdims=True) + self.eps) ** 0.5
         return roots

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
+from tnlib_adapters.attention.softmax import library_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,11 +91,16 @@ class Rotary:
                 f"Rotary.rotate: position must have the legs of columns but the last, got {at.shape} for columns "
                 f"{columns.shape}; pass one number for each."
             )
-        a, b = self.planes
-        angle = at.astype(np.float64)[..., None] * self.frequencies  # ... f
-        cos, sin = ((self.factor * wave(angle)).astype(columns.dtype) for wave in (np.cos, np.sin))
+        shape = np.broadcast_shapes(columns.shape, (*at.shape, 1))
+        return self.rotated(np.broadcast_to(columns, shape), at)
+
+    def rotated(self, columns: Array, positions: Array | float) -> Array:
+        """Return columns (..., n, d_head) rotated to positions (n,), without checks; also for a tensor of torch."""
+        xp, (a, b) = library_of(columns), self.planes
+        angle = np.asarray(positions, np.float64)[..., None] * self.frequencies  # ... f
+        cos, sin = (xp.asarray(self.factor * wave(angle), dtype=columns.dtype) for wave in (np.cos, np.sin))
         first, second = columns[..., a], columns[..., b]
-        turned = np.broadcast_to(columns, np.broadcast_shapes(columns.shape, (*cos.shape[:-1], 1))).copy()
+        turned: Array = columns.copy() if isinstance(columns, np.ndarray) else columns.clone()
         turned[..., a] = first * cos - second * sin
         turned[..., b] = second * cos + first * sin
         return turned

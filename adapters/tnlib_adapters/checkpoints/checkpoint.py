@@ -13,7 +13,7 @@ from tnlib._html import facts, squares
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.architectures.architecture import Architecture
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention
@@ -82,7 +82,7 @@ class Checkpoint:
             "numbers": f"{sum(info.size for info in self.folder.tensors.values()):,}",
             "folder": str(self.folder.path),
         }
-        group = s.n_heads // s.kv_heads  # one shade for heads that share their keys and values
+        group = s.group_size  # one shade for heads that share their keys and values
         shades = [[head // group % 2 for head in range(s.n_heads)]] * s.n_layers
         picture = squares(shades, f"{s.n_layers} layers of {s.n_heads} heads")
         return facts(f"Checkpoint, {self.wiring.model_type}", rows, picture)
@@ -208,14 +208,14 @@ class Checkpoint:
         """Read only the weights and biases of one head."""
         attention, tensors, everything = self.wiring.layers[layer].attention, self.folder.tensors, slice(None)
         arrays: dict[str, Any] = {}
-        for held, linear in attention.projections.items():
-            for name in held:
-                own = columns_of_head(attention, held, name, head)
+        for names, linear in attention.projections.items():
+            for name in names:
+                columns = columns_of_head(attention, names, name, head)
                 heads_first = (linear.stored == "out_in") != (name == "o")
-                part = tensors[linear.weight].read_part((own, everything) if heads_first else (everything, own))
+                part = tensors[linear.weight].read_part((columns, everything) if heads_first else (everything, columns))
                 arrays[f"W_{name.upper()}"] = linear.on_rows(part)[None]
                 if name != "o" and linear.bias:
-                    arrays[f"b_{name.upper()}"] = tensors[linear.bias].read_part((own,))[None]
+                    arrays[f"b_{name.upper()}"] = tensors[linear.bias].read_part((columns,))[None]
         return arrays
 
     def _get(self, name: str) -> Array | None:

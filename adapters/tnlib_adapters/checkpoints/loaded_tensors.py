@@ -14,7 +14,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import FeedForwardWiring, Wiring
-from tnlib_adapters.attention.loaded_module import named_parameters, plain_name, wire_model
+from tnlib_adapters.attention.layer_arguments import named_parameters, plain_name, wire_model
 from tnlib_adapters.files.folder import WEIGHTS, Folder
 from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, check_finite, decode
 
@@ -100,8 +100,8 @@ def _inner(model: Any) -> Any:
     attribute = _WRAPPERS.get(type(model).__module__.partition(".")[0])
     if attribute is None:
         return model
-    own = vars(model)  # attributes of wrappers are looked up in the model
-    return own.get(attribute, own.get("_modules", {}).get(attribute, model))
+    attributes = vars(model)  # attributes of wrappers are looked up in the model
+    return attributes.get(attribute, attributes.get("_modules", {}).get(attribute, model))
 
 
 def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -110,17 +110,17 @@ def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> It
     buffers = [(plain_name(name), value) for name, value in model.named_buffers() if name in stored]
     experts = _experts_by_module(loaded, config)
     for name, value in (*named_parameters(model), *buffers):
-        module, _, own = name.rpartition(".mlp.")
+        module, _, parameter = name.rpartition(".mlp.")
         if module not in experts:
             yield _name_in_file(loaded, name), value
-        elif own == "experts.gate_up_proj":
+        elif parameter == "experts.gate_up_proj":
             for expert, both in zip(experts[module].experts, value, strict=True):
                 gate, up = both.chunk(2)
                 yield from ((expert.gate.weight, gate), (expert.up.weight, up))  # type: ignore[union-attr]
-        elif own == "experts.down_proj":
+        elif parameter == "experts.down_proj":
             yield from ((expert.down.weight, down) for expert, down in zip(experts[module].experts, value, strict=True))
         else:
-            yield f"{experts[module].parent}{own}", value
+            yield f"{experts[module].parent}{parameter}", value
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-from .attribution.pair_attributions import PairAttribution as PairAttribution
-from .attribution.pair_attributions import ScoreAttribution as ScoreAttribution
+from .attribution.query_key_attributions import PairAttribution as PairAttribution
 from .attribution.query_key_attributions import QKAttributions as QKAttributions
+from .attribution.query_key_attributions import ScoreAttribution as ScoreAttribution
 from .attribution.query_key_attributions import qk_attributions as qk_attributions
 from .attribution.score_graph import save_score_graph as save_score_graph
 from .composition.chance_level import Score as Score
@@ -27,9 +27,9 @@ from .diagrams.models import dense_diagram as dense_diagram
 from .diagrams.models import feed_forward_diagram as feed_forward_diagram
 from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
 from .diagrams.pattern_explorer import explore_patterns as explore_patterns
-from .discovery.ablation import Ablation as Ablation
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
+from .discovery.edge_ablation import Ablation as Ablation
 from .discovery.edge_effects import EdgeEffects as EdgeEffects
 from .discovery.edge_effects import Recovery as Recovery
 from .discovery.edge_effects import edge_effects as edge_effects

@@ -1,10 +1,10 @@
-"""Validation of shared arguments: layers of a model, one or two heads, the kind of composition, output directions."""
+"""Validation of shared arguments: layers of a model, heads and their names, kinds of composition, output directions."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,9 +14,22 @@ from tnlib._validate import as_array, check_choice
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer, as_one_stream
-from tnlib_adapters.circuits.head_names import Kind
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.transforms.folding import fold
+
+Kind = Literal["Q", "K", "V"]
+READS: dict[Kind, str] = {"Q": "queries", "K": "keys", "V": "values"}  # what a head computes from its input
+
+
+def head_name(head: Head) -> str:
+    """Return the name of a head, "layer.head".
+
+    >>> head_name((1, 3))
+    '1.3'
+    """
+    return "{}.{}".format(*head)
+
 
 AttentionHead = tuple[Attention, int]
 

@@ -141,15 +141,9 @@ def split_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, *, avera
 def _read(
     words: Vocabulary, layer: Attention, name: str, head: StreamHead, n: int, *, average: bool
 ) -> tuple[Array, Array]:
-    weights = columns(layer, name)
+    weights = layer.with_bias(name, 0)  # d~ dh
     of_tokens, of_positions = words.read_by_source(weights, head.norm, n, average=average)
     return of_tokens, np.zeros((n, weights.shape[1])) if of_positions is None else of_positions
-
-
-def columns(layer: Attention, name: str) -> Array:
-    """Return [W; b] of the queries or keys of a one-head layer, (d_model + 1, d_head)."""
-    w, b = getattr(layer, f"W_{name}")[0], getattr(layer, f"b_{name}")
-    return np.concatenate([w, np.zeros_like(w[:1]) if b is None else b])
 
 
 def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:

@@ -149,7 +149,7 @@ def _heads(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
 
 def ranks_of(name: str, ranks: Sequence[int], sizes: Sizes) -> list[int]:
     """Return the rank of every head of a projection, that of its key and value head."""
-    group = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
+    group = sizes.group_size if name in "qo" else 1
     return [r for r in ranks for _ in range(group)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.attention_sizes import Sizes as Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
 from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring, Wiring
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS
@@ -183,7 +183,7 @@ def join_modules(
 def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int) -> slice:
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
-    group = sizes.n_heads // sizes.kv_heads
+    group = sizes.group_size
     own, within = (head, head % group) if name in "qo" else (head // group, 0)
     width = sizes.of_head(name)
     if len(held) == 1 or attention.fused == "blocks":

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.circuits import PatternScores, pattern_scores
-from tnlib_adapters.circuits.head_names import READS, head_name
+from tnlib_adapters.circuits.arguments import READS, head_name
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection.head_measurements import effective_rank
 from tnlib_adapters.inspection.measure import Inspection
 

@@ -17,8 +17,7 @@ from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.gauge.scores import Columns
+from tnlib_adapters.attention.head_gauge import Columns
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import (
     Compositions,
@@ -34,9 +33,10 @@ from tnlib_adapters.circuits import (
     repeat_scores,
     subspace_overlaps,
 )
-from tnlib_adapters.circuits.head_names import Kind
+from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order
 
@@ -109,7 +109,7 @@ class GaugeReport:
 @single_threaded_blas
 def gauge_report(layer: Attention) -> GaugeReport:
     """Return the gauge degrees of freedom of a layer and how far it is from the balanced gauge."""
-    group = layer.n_heads // layer.kv_heads
+    group = layer.group_size
     queries, outputs = (_by_key_head(w, group) for w in (layer.W_Q, layer.W_O))
     keys, values = (_by_key_head(w, 1) for w in (layer.W_K, layer.W_V))
     arrays = (getattr(layer, name) for name in ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O"))

@@ -13,8 +13,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions, heat_map
-from tnlib_adapters.circuits.arguments import has_layer_norm
-from tnlib_adapters.circuits.head_names import Kind, head_name
+from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.files.folder import path_text

@@ -22,7 +22,7 @@ from tnlib_adapters.circuits import (
     model_diagram,
     term_diagram,
 )
-from tnlib_adapters.circuits.head_names import READS, Kind, head_name
+from tnlib_adapters.circuits.arguments import READS, Kind, head_name
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.pictures import (

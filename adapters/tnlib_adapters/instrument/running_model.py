@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tnlib_adapters.architectures.attention_sizes import Sizes
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.attention.loaded_module import wire_model
+from tnlib_adapters.attention.layer_arguments import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
 from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
@@ -265,7 +265,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
         projections = {}
         for held, linear in layer.attention.projections.items():
             for name in held:
-                heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.n_heads // sizes.kv_heads)
+                heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.group_size)
                 slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
                 columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)

@@ -12,8 +12,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.reference.layers import softmax
-from tnlib_adapters.reference.weights import Block
+from tnlib_adapters.reference.weights import ResidualBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class CachedAttention:
 
 
 def run_last_positions(
-    block: Block, x: Array, first: int = 0, cache: list[CachedAttention] | None = None
+    block: ResidualBlock, x: Array, first: int = 0, cache: list[CachedAttention] | None = None
 ) -> tuple[Array, list[CachedAttention]]:
     """Return the stream (variants, m, d_model) behind a block, and its attention layers.
 
@@ -63,16 +62,14 @@ def run_last_positions(
 
 
 def _attend(layer: Attention, x: Array, first: int, cache: CachedAttention | None) -> CachedAttention:
-    variants, m, d = x.shape
-    rows, positions = x.reshape(-1, d), first + np.arange(m)
-    at = np.tile(positions, variants)
-    q, k, v = (
-        a.reshape(len(a), variants, m, -1) for a in (layer.queries(rows, at), layer.keys(rows, at), layer.values(rows))
-    )
+    variants, m, _ = x.shape
+    positions = first + np.arange(m)
+    streams = x[None]  # 1 variant m d
+    q, k, v = layer.queries(streams, positions), layer.keys(streams, positions), layer.values(streams)
     if cache is not None:
         k, v = _extended(cache.keys, k, first), _extended(cache.values, v, first)
     scores = layer.scores_of(q, k, positions[:, None] - np.arange(first + m))  # h variant m n
-    patterns = softmax(np.where(layer.mask(first + m)[first:], scores, -np.inf))
+    patterns = layer.patterns_of(scores)
     mixed = (patterns @ layer.repeated(v)).reshape(layer.n_heads, variants * m, -1)  # h (variant m) dh
     return CachedAttention(k, v, patterns, layer.output_of_values(mixed).reshape(x.shape))
 

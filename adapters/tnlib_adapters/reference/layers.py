@@ -1,15 +1,131 @@
-"""Layers other than attention: affine maps, norms, feed-forward layers, softmax."""
+"""Layers other than attention: affine maps, norms, activations, feed-forward layers, experts, the unembedding.
+
+Where gradients are needed, the stream may be a tensor of torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
-from tnlib_adapters.reference.activations import Activation, sigmoid
+from tnlib_adapters.attention.softmax import library_of, like, soft_capped, softmax
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function f of one variable with f(0) = 0, applied elementwise.
+
+    Parameters
+    ----------
+    secant
+        f(x) / x, the slope of the line from the origin; at 0 its limit from the right.
+    derivative
+        f'(x).
+    """
+
+    secant: Callable[[Array], Array]
+    derivative: Callable[[Array], Array]
+
+    def __call__(self, x: Array) -> Array:
+        """Return f(x), elementwise; for a tensor of torch also its gradient f'(x)."""
+        if not isinstance(x, np.ndarray):
+            at = x.detach().numpy()
+            return like(self(at), x) + like(self.derivative(at), x) * (x - x.detach())
+        y = self.secant(x)
+        y *= x  # in place: a new array of this size costs as much as the product
+        return y
+
+
+def _erf_gelu_derivative(x: Array) -> Array:
+    y: Array = _normal_cdf(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return y
+
+
+def _normal_cdf(x: Array) -> Array:
+    from scipy.special import erf
+
+    y: Array = 0.5 * (1 + erf(x / math.sqrt(2)))
+    return y
+
+
+def _tanh_gelu(c: float, cubic: float) -> Activation:
+    """Return x (1 + tanh(c x + cubic x^3)) / 2."""
+
+    def _tanh(x: Array) -> Array:
+        y: Array = x * x
+        y *= cubic
+        y += c
+        y *= x
+        return np.tanh(y, out=y)
+
+    def _secant(x: Array) -> Array:
+        y = _tanh(x)
+        y += 1
+        y *= 0.5
+        return y
+
+    def _derivative(x: Array) -> Array:
+        t = _tanh(x)
+        y: Array = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (c + 3 * cubic * x * x)
+        return y
+
+    return Activation(_secant, _derivative)
+
+
+def _step(x: Array) -> Array:
+    return (x >= 0).astype(x.dtype)
+
+
+def _relu_derivative(x: Array) -> Array:
+    return (x > 0).astype(x.dtype)
+
+
+def _scaled_silu(c: float) -> Activation:
+    """Return x sigmoid(c x)."""
+
+    def _secant(x: Array) -> Array:
+        return sigmoid(c * x)
+
+    def _derivative(x: Array) -> Array:
+        s = sigmoid(c * x)
+        y: Array = s + c * x * s * (1 - s)
+        return y
+
+    return Activation(_secant, _derivative)
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)) without overflow.
+
+    >>> sigmoid(np.array([0.0, -1000.0]))
+    array([0.5, 0. ])
+    """
+    y: Array = 0.5 * (1 + library_of(x).tanh(0.5 * x))
+    return y
+
+
+_GELU_TANH = _tanh_gelu(math.sqrt(2 / math.pi), math.sqrt(2 / math.pi) * 0.044715)
+_SILU = _scaled_silu(1.0)
+
+# Keys are the names in config.json.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": Activation(_normal_cdf, _erf_gelu_derivative),
+    # not a name of any config: the tanh approximation with BLOOM's truncated constant for sqrt(2 / pi)
+    "gelu_bloom": _tanh_gelu(0.79788456, 0.79788456 * 0.044715),
+    "gelu_new": _GELU_TANH,
+    "gelu_fast": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+    "quick_gelu": _scaled_silu(1.702),
+    "relu": Activation(_step, _relu_derivative),
+    "silu": _SILU,
+    "swish": _SILU,
+}
+
 
 _BLOCK = 4096  # tokens whose logits are in memory at a time
 
@@ -20,6 +136,8 @@ def rows_product(x: Array, weight: Array) -> Array:
     BLAS is up to a quarter faster in this order for the few rows of a sequence: it keeps a packed block of them in the
     cache and packs every block of the weight just before use.
     """
+    if not isinstance(x, np.ndarray):
+        return x @ like(weight, x)
     rows: Array = np.matmul(x.reshape(-1, x.shape[-1]), weight, order="F")  # (...) [in] out
     return rows.reshape(*x.shape[:-1], weight.shape[1])
 
@@ -35,7 +153,7 @@ class Affine:
         """Return x @ weight + bias, (..., out) for x (..., in)."""
         y = rows_product(x, self.weight)  # ... [in] out
         if self.bias is not None:
-            y += self.bias
+            y += like(self.bias, y)
         return y
 
 
@@ -56,9 +174,9 @@ class Norm:
     def scaled(self, centred: Array, divisors: Array) -> Array:
         """Return centred rows (..., d_model) over their divisors (..., 1), times weight plus bias."""
         y: Array = centred / divisors
-        y *= self.weight
+        y *= like(self.weight, y)
         if self.bias is not None:
-            y += self.bias
+            y += like(self.bias, y)
         return y
 
     def of_sum(self, parts: Mapping[str, Array], bias: str) -> dict[str, Array]:
@@ -75,7 +193,7 @@ class Norm:
 
     def divisors(self, centred: Array) -> Array:
         """Return the divisors (..., 1) of centred rows (..., d_model)."""
-        roots: Array = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self.eps)
+        roots: Array = ((centred * centred).mean(-1, keepdims=True) + self.eps) ** 0.5
         return roots
 
 
@@ -104,7 +222,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Experts:
+class MixtureOfExperts:
     """Mixture of experts: the weighted sum of `n_chosen` experts, plus a shared one that reads all positions.
 
     `correction` (experts,) is added to the scores for the choice of experts, not to their weights.
@@ -119,7 +237,7 @@ class Experts:
 
     def __call__(self, x: Array) -> Array:
         """Return the weighted sum of the outputs of the chosen experts, plus that of the shared one."""
-        weights, out = self.weights(x), np.zeros_like(x) if self.shared is None else self.shared(x)
+        weights, out = self.weights(x), 0.0 * x if self.shared is None else self.shared(x)
         for k, expert in enumerate(self.experts):
             chosen = weights[..., k] > 0
             out[chosen] += weights[chosen, k, None] * expert(x[chosen])  # position d_model
@@ -129,8 +247,9 @@ class Experts:
         """Return the weight of every expert at every position, (..., experts), 0 unless it is chosen."""
         logits = self.router(x)
         scores = softmax(logits) if self.routing.scores == "softmax" else sigmoid(logits)
-        ranked = self._of_chosen_groups(scores if self.correction is None else scores + self.correction)
-        kept = np.where(_is_largest(ranked, self.n_chosen), scores, 0.0)
+        values = scores if isinstance(scores, np.ndarray) else scores.detach().numpy()  # the choice has no gradient
+        ranked = self._of_chosen_groups(values if self.correction is None else values + self.correction)
+        kept: Array = library_of(scores).where(like(_is_largest(ranked, self.n_chosen), scores), scores, 0.0)
         kept = kept / kept.sum(-1, keepdims=True) if self.routing.normalised else kept
         return self.routing.factor * kept
 
@@ -184,26 +303,4 @@ class Unembedding:
         return np.asarray((largest + np.log(sums))[:, 0])
 
     def _capped(self, logits: Array) -> Array:
-        return logits if self.cap is None else self.cap * np.tanh(logits / self.cap)
-
-
-def softmax(scores: Array) -> Array:
-    """Return exp(scores) normalised over the last axis; every row needs an entry above -inf.
-
-    >>> softmax(np.array([0.0, 0.0, -np.inf]))
-    array([0.5, 0.5, 0. ])
-    """
-    weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights
-
-
-def log_softmax(scores: Array) -> Array:
-    """Return the logarithm of `softmax`, finite where softmax underflows.
-
-    >>> log_softmax(np.array([0.0, 1000.0]))
-    array([-1000.,     0.])
-    """
-    shifted: Array = scores - scores.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
+        return soft_capped(logits, self.cap)

@@ -12,9 +12,10 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.reference.layers import log_softmax, normed, softmax
-from tnlib_adapters.reference.weights import Block, Weights, as_weights
+from tnlib_adapters.reference.layers import normed
+from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights
 
 _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
 
@@ -125,7 +126,7 @@ class _Record(NamedTuple):
     outputs: list[Array]
 
 
-def _through(blocks: Sequence[Block], x: Array, memory: Array | None, record: _Record) -> Array:
+def _through(blocks: Sequence[ResidualBlock], x: Array, memory: Array | None, record: _Record) -> Array:
     """Return the stream (batch, n, d_model) after these blocks, which record their attention."""
 
     def attend_and_record(layer: Attention, read: Array) -> Array:
@@ -209,6 +210,6 @@ def attend(layer: Attention, x: Array, memory: Array | None = None) -> tuple[Arr
     patterns, written = np.empty((len(x), layer.n_heads, *visible.shape), x.dtype), np.empty_like(x)
     for k, sequence in enumerate(x):
         other = None if read is None else read[k]
-        patterns[k] = softmax(np.where(visible, layer.scores(sequence, other), -np.inf))
+        patterns[k] = softmax(layer.scores(sequence, other), visible)
         written[k] = layer.output(patterns[k], sequence if other is None else other)
     return patterns, written

@@ -22,9 +22,16 @@ from tnlib_adapters.architectures.wiring import (
 )
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, two_streams
-from tnlib_adapters.reference.activations import ACTIVATIONS
 from tnlib_adapters.reference.embedding import Padding, PatchEmbedding, TokenEmbedding
-from tnlib_adapters.reference.layers import Affine, Experts, FeedForward, Norm, Unembedding, normed
+from tnlib_adapters.reference.layers import (
+    ACTIVATIONS,
+    Affine,
+    FeedForward,
+    MixtureOfExperts,
+    Norm,
+    Unembedding,
+    normed,
+)
 
 Shape = tuple[int | None, ...]
 
@@ -33,13 +40,13 @@ Shape = tuple[int | None, ...]
 class Branch:
     """Residual branch: adds behind(layer(before(x))) to the stream x; absent norms are None."""
 
-    layer: Attention | FeedForward | Experts
+    layer: Attention | FeedForward | MixtureOfExperts
     before: Norm | None
     behind: Norm | None
 
 
 @dataclass(frozen=True)
-class Block:
+class ResidualBlock:
     """Branches that read the same stream: x -> after(x + sum of the branches)."""
 
     branches: tuple[Branch, ...]
@@ -55,7 +62,7 @@ class Block:
         return normed(self.after, x + added)
 
 
-def named_blocks(blocks: Iterable[Block]) -> Iterator[tuple[Block, tuple[str, ...]]]:
+def named_blocks(blocks: Iterable[ResidualBlock]) -> Iterator[tuple[ResidualBlock, tuple[str, ...]]]:
     """Yield blocks with the names of their branches: "3" for attention 3, "mlp 3" for feed-forward layer 3."""
     n_before = {"": 0, "mlp ": 0}
     for block in blocks:
@@ -67,17 +74,17 @@ def named_blocks(blocks: Iterable[Block]) -> Iterator[tuple[Block, tuple[str, ..
         yield block, tuple(names)
 
 
-class StoredBlocks(Sequence[Block]):
+class StoredBlocks(Sequence[ResidualBlock]):
     """Blocks that are read whenever they are used, so that one is in memory at a time."""
 
-    def __init__(self, readers: Sequence[Callable[[], Block]]) -> None:
+    def __init__(self, readers: Sequence[Callable[[], ResidualBlock]]) -> None:
         self._readers = readers
 
     @overload
-    def __getitem__(self, k: int) -> Block: ...
+    def __getitem__(self, k: int) -> ResidualBlock: ...
     @overload
     def __getitem__(self, k: slice) -> StoredBlocks: ...
-    def __getitem__(self, k: int | slice) -> Block | StoredBlocks:
+    def __getitem__(self, k: int | slice) -> ResidualBlock | StoredBlocks:
         return StoredBlocks(self._readers[k]) if isinstance(k, slice) else self._readers[k]()
 
     def __len__(self) -> int:
@@ -90,11 +97,11 @@ class Weights:
 
     architecture: str
     embedding: TokenEmbedding | PatchEmbedding
-    blocks: Sequence[Block]
+    blocks: Sequence[ResidualBlock]
     final_norm: Norm | None
     unembed: Unembedding | None
     context: int | None  # length of the longest sequence, None if unlimited
-    encoder: Sequence[Block] = ()  # of a model with a decoder, whose blocks read its output
+    encoder: Sequence[ResidualBlock] = ()  # of a model with a decoder, whose blocks read its output
     encoder_norm: Norm | None = None
 
     def __repr__(self) -> str:
@@ -145,7 +152,7 @@ def read_weights(
     tensors = _Tensors(checkpoint, as_real_dtype("read_weights", dtype))
     n_encoder = 0 if wiring.encoder is None else wiring.encoder.n_layers
 
-    def blocks(layers: Sequence[int]) -> Sequence[Block]:
+    def blocks(layers: Sequence[int]) -> Sequence[ResidualBlock]:
         readers = [read for k in layers for read in _readers(tensors, k, length)]
         return tuple(read() for read in readers) if in_memory else StoredBlocks(readers)
 
@@ -237,10 +244,12 @@ def _unembedding(tensors: _Tensors, table: Array | None) -> Unembedding | None:
 # ------------------------------------------------------------------------------------------------------- the layers
 
 
-def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[], Block]]:
+def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[], ResidualBlock]]:
     """Return functions that read the blocks of a layer."""
     layer: LayerWiring = tensors.checkpoint.wiring.layers[k]
-    readers: list[Callable[[], Block]] = [lambda: _block(tensors, _attention(tensors, k, length), layer.attention)]
+    readers: list[Callable[[], ResidualBlock]] = [
+        lambda: _block(tensors, _attention(tensors, k, length), layer.attention)
+    ]
     feed_forward, experts = layer.feed_forward, layer.experts
     if feed_forward is not None:
         readers.append(lambda: _block(tensors, _feed_forward(tensors, feed_forward), feed_forward))
@@ -248,17 +257,17 @@ def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[],
         readers.append(lambda: _block(tensors, _experts(tensors, experts), experts))
     if not layer.parallel:
         return readers
-    return [lambda: Block(tuple(branch for read in readers for branch in read().branches), None)]
+    return [lambda: ResidualBlock(tuple(branch for read in readers for branch in read().branches), None)]
 
 
 def _block(
     tensors: _Tensors,
-    inner: Attention | FeedForward | Experts,
+    inner: Attention | FeedForward | MixtureOfExperts,
     wiring: AttentionWiring | FeedForwardWiring | ExpertsWiring,
-) -> Block:
+) -> ResidualBlock:
     norm, behind = (tensors.norm(norm_wiring) for norm_wiring in (wiring.norm, wiring.output_norm))
     after = wiring.norm is not None and wiring.norm.place == "post"
-    return Block((Branch(inner, None if after else norm, behind),), norm if after else None)
+    return ResidualBlock((Branch(inner, None if after else norm, behind),), norm if after else None)
 
 
 def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
@@ -278,8 +287,8 @@ def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
     return replace(attention, **arrays)
 
 
-def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> Experts:
-    return Experts(
+def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> MixtureOfExperts:
+    return MixtureOfExperts(
         router=tensors.affine(wiring.router, (tensors.d_model, len(wiring.experts))),
         experts=tuple(_feed_forward(tensors, expert) for expert in wiring.experts),
         n_chosen=wiring.n_chosen,

@@ -232,7 +232,7 @@ def _fold_value_biases(checkpoint: Checkpoint, done: list[str], left: list[str])
     changes: Changes = {}
     layers = 0
     for layer in checkpoint.wiring.layers:
-        bias_of = {name: linear.bias for held, linear in layer.attention.projections.items() for name in held}
+        bias_of = {name: linear.bias for names, linear in layer.attention.projections.items() for name in names}
         values, output = bias_of.get("v"), bias_of["o"]
         if values is None:
             continue
@@ -251,7 +251,7 @@ def _value_bias(checkpoint: Checkpoint, attention: AttentionWiring, name: str) -
     """Return the new value bias or output bias."""
     sizes = attention.sizes
     was = take_apart(attention, lambda tensor: wide(checkpoint, tensor))
-    per_head = was.biases["v"].reshape(sizes.kv_heads, -1).repeat(sizes.n_heads // sizes.kv_heads, axis=0)
+    per_head = sizes.repeated(was.biases["v"].reshape(sizes.kv_heads, -1))
     biases = {
         "v": np.zeros_like(was.biases["v"]),
         "o": was.biases["o"] + per_head.reshape(-1) @ was.weights["o"],  # [h dh] d

@@ -22,7 +22,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.gauge.layer import fix_heads, in_order, rank_heads
+from tnlib_adapters.attention.head_gauge import fix_heads, in_order, rank_heads
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_layer
 from tnlib_adapters.checkpoints.modified import with_tensors
 from tnlib_adapters.factors.projections import NAMES, Projections, put_together

@@ -12,7 +12,7 @@ from checkpoint_folders import change_config, change_tensors
 from oracles import refused
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.architectures.wiring import ExpertsWiring, Linear, NormWiring
-from tnlib_adapters.attention.loaded_module import wire_model
+from tnlib_adapters.attention.layer_arguments import wire_model
 from tnlib_adapters.checkpoints.residual_stream import read_stream
 
 from tnlib import FileFormatError

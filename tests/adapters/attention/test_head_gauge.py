@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import tnlib_adapters
-from tnlib_adapters.attention.gauge.scores import balance_terms
+from tnlib_adapters.attention.head_gauge import balance_terms
 
 import tnlib
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
-from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
+from tnlib_adapters import Checkpoint, builtin_path, circuits
 
 VIEWS = {
     "checkpoint": lambda m: m,
@@ -50,11 +50,6 @@ FRAMES = {
         ["kind", "writer", "reader", "score", "chance", "multiple"],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def llama() -> Checkpoint:
-    return open_checkpoint(builtin_path("llama"))
 
 
 def parsed(html: str) -> ET.Element:

@@ -13,9 +13,9 @@ import transformers as tf
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, Rotary, open_checkpoint
 from tnlib_adapters.attention.norms import HeadNorm
+from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_stream, ten_terms
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import Forward, run
 from tnlib_adapters.reference.weights import read_weights
 

@@ -14,6 +14,7 @@ from oracles import normal
 from tnlib_adapters import Attention
 from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.circuits import (
     composition_diagram,
     dense_diagram,
@@ -22,7 +23,6 @@ from tnlib_adapters.circuits import (
     ov_diagram,
     qk_diagram,
 )
-from tnlib_adapters.reference.layers import softmax
 
 import tnlib
 from tnlib.drawing import Diagram

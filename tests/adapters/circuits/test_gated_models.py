@@ -9,10 +9,10 @@ import pytest
 from oracles import assert_close, normal, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
+from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits import Ablation, EdgeEffects, edge_effects, find_circuit
-from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights
 
@@ -80,14 +80,12 @@ def test_a_replaced_layer_is_that_of_a_forward_pass_with_hooks(kind: Any, saved:
 
 
 def test_readers_are_ablated_one_by_one(opened: Any) -> None:
-    """The edge from the tokens to the queries of one head changes its pattern, and no other of that layer."""
+    """Without the edge from the tokens to the queries of one head, its output changes, and no other of that layer."""
     checkpoint, _ = opened("llama")
     gated = GatedModel(checkpoint, TOKENS, MASK, "f")
-    closed = gated._pass(gated._matrix(np.array([name != "tokens -> 0.2 Q" for name in gated.names], float)))
-    whole = run(checkpoint, TOKENS)
-    changed = [
-        h for h in range(4) if not np.allclose(closed.layers[0].heads.pattern[h], whole.patterns[0][:, h], rtol=1e-9)
-    ]
+    closed = np.array([name != "tokens -> 0.2 Q" for name in gated.names], float)
+    outputs, whole = (gated._pass(gated._matrix(gates)).layers[0].outputs for gates in (closed, open_gates(gated)))
+    changed = [h for h in range(4) if not np.allclose(outputs[h], np.broadcast_to(whole, outputs.shape)[h], rtol=1e-9)]
     assert changed == [2]
 
 

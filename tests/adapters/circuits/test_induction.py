@@ -15,6 +15,7 @@ import pytest
 import tnlib_adapters
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import (
     OpenLayer,
     composition_score,
@@ -23,12 +24,11 @@ from tnlib_adapters.circuits import (
     split_stream,
     toy_induction,
 )
-from tnlib_adapters.circuits.discovery.targets import targets_of
+from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.induction_heads import Induction
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import Branch, Weights, read_weights
 

@@ -14,12 +14,12 @@ from oracles import assert_close, normal, refused
 from safetensors.numpy import save_file
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, open_checkpoint
+from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.discovery.circuit_search import Circuit
-from tnlib_adapters.circuits.discovery.gated_model import GatedModel
+from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import log_softmax, softmax
 from tnlib_adapters.reference.model import loss, run
 
 HEADS = [f"{layer}.{head}" for layer in range(2) for head in range(4)]

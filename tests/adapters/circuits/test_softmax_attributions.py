@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.circuits import OpenLayer, softmax_attributions, split_stream, ten_terms
-from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.model import run
 
 MASK = np.tri(7, dtype=bool)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors, shard
+from compressed_folders import PAGE as WRITE_PAGE
 from compressed_folders import (
     attention_tensors,
     dense_layers,
     digest,
+    leave_out_page,
     metadata,
     n_attention,
     read_config,
@@ -26,8 +28,6 @@ from compressed_folders import (
     relative,
 )
 from oracles import refused
-from quick_compressions import PAGE as WRITE_PAGE
-from quick_compressions import leave_out_page
 from safetensors.numpy import load_file, save_file
 from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
@@ -50,7 +50,7 @@ def without_pictures() -> Iterator[None]:
     """Drawing takes most of the time of a small compression; one test below has the real page."""
     with pytest.MonkeyPatch.context() as patch:
         leave_out_page(patch)
-        patch.setattr("tnlib_adapters.compression.evaluation.evaluate._SEQUENCES", 60)
+        patch.setattr("tnlib_adapters.compression.evaluation.evaluate.SEQUENCES", 60)
         yield
 
 

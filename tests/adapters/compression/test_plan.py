@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import change_tensors
+from checkpoint_folders import change_tensors, random_folder
 from compressed_folders import Dense, dense_layers, n_attention, relative
 from oracles import refused
-from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.methods.table import METHODS

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import builtin_copy
+from checkpoint_folders import builtin_copy, random_folder
 from compressed_folders import attention_tensors, dense_layers, n_attention, read_tensors, relative
 from html_pages import Page, check_page, pictures
-from random_checkpoints import random_folder
 from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.compression.report.html import write_page

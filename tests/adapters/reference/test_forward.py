@@ -13,11 +13,11 @@ import pytest
 from checkpoint_folders import CONFIG, builtin_copy, change_config, change_tensors
 from oracles import assert_close, refused, unchanged
 from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.factors.config_section import KEY, describe
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.reference.activations import ACTIVATIONS
-from tnlib_adapters.reference.layers import Affine, Unembedding, log_softmax
+from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Unembedding
 from tnlib_adapters.reference.model import Forward, loss, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 

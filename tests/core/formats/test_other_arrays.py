@@ -37,7 +37,7 @@ def check(fit: Any, x: np.ndarray, like: Any, rtol: float | None) -> None:
     oracles.assert_fit(host, x, rtol=rtol)
     oracles.assert_gauge(value)
     assert fit.value.dtype == x.dtype
-    assert type(fit.value).__mro__[1:].count(type(value)) == 1
+    assert type(fit.value) is type(value)
 
 
 @kinds
@@ -311,19 +311,14 @@ def test_tensors_without_entries() -> None:
         tnlib.TensorTrain([torch.ones(1, 2, 1).to_sparse()])
 
 
-def test_subclasses_of_formats_and_of_tensors() -> None:
+def test_subclasses_of_tensors() -> None:
     torch = pytest.importorskip("torch")
 
     class Weights(torch.Tensor):  # type: ignore[misc]
         pass
 
-    class Chain(tnlib.TensorTrain):
-        pass
-
     core = torch.ones(1, 2, 1)
     assert tnlib.TensorTrain([core, core.as_subclass(Weights)]).shape == (2, 2)
-    with oracles.refused(TypeError, "Chain", "numpy arrays"):
-        Chain([core])
 
 
 @pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker", "SVD"])

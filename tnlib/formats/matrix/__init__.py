@@ -5,7 +5,6 @@ from tnlib._registry import register
 register(
     "tnlib.formats.matrix.svd:SVD",
     round="tnlib.formats.matrix.operations:round_svd",
-    other_arrays="tnlib.formats.matrix.array_api_svd:ArraySVD",
     kron="tnlib.formats.matrix.operations:kron_svd",
     outer="tnlib.formats.matrix.operations:outer_svd",
     canonical_form="tnlib.formats.matrix.operations:canonical_svd",

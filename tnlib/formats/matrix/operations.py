@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.degenerate import choose_groups
@@ -24,10 +25,11 @@ from tnlib.linalg.truncation import TruncationBudget
 
 def round_svd(t: SVD, rtol: float | None, max_rank: int | None) -> tuple[SVD, TruncationBudget]:
     """Return the leading singular triplets."""
-    scaled = rescale(t.s).array
+    scaled = rescale(to_host(t.s)).array
     budget = TruncationBudget(norm(scaled), rtol, [len(scaled)], t.dtype)
     rank = budget.truncate(scaled, max_rank=max_rank)
-    return SVD(t.u[..., :rank].copy(), t.s[:rank].copy(), t.vh[:rank].copy(), t.left), budget
+    u, s, vh = (1 * a for a in (t.u[..., :rank], t.s[:rank], t.vh[:rank, ...]))  # copies, which do not keep the rest
+    return SVD(u, s, vh, t.left), budget
 
 
 def round_low_rank(t: LowRank, rtol: float | None, max_rank: int | None) -> tuple[LowRank, TruncationBudget]:

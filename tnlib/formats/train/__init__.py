@@ -17,7 +17,6 @@ _SHARED = {
 register(
     "tnlib.formats.train.format:TensorTrain",
     **_SHARED,
-    other_arrays="tnlib.formats.train.array_api_train:ArrayTensorTrain",
     kron="tnlib.formats.train.operations:kron_trains",
     outer="tnlib.formats.train.operations:chain_trains",
     contract_vectors="tnlib.formats.train.contract:contract_vectors",
@@ -27,7 +26,6 @@ register(
 register(
     "tnlib.formats.train.tt_matrix:TTMatrix",
     **_SHARED,
-    other_arrays="tnlib.formats.train.array_api_train:ArrayTTMatrix",
     kron="tnlib.formats.train.operations:chain_trains",
     to_TensorTrain="tnlib.formats.train.tt_matrix:TTMatrix.fused",
 )

@@ -24,12 +24,13 @@ import numpy as np
 
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
+from tnlib._format import refuse_mixed_libraries
 from tnlib._keywords import refuse_foreign_keywords
-from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.round import round_train
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, refuse_unequal_legs
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import left_svd
@@ -81,18 +82,24 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
         raise ArgumentTypeError(
             "apply: operator must be a TTMatrix, got a TensorTrain and the operator as x; exchange them."
         )
-    as_train("apply", "operator", operator, TTMatrix, other_arrays=True)
-    as_train("apply", "x", x, other_arrays=True)
+    as_train("apply", "operator", operator, TTMatrix, any_library=True)
+    as_train("apply", "x", x, any_library=True)
     rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)
-    of_other_arrays = implementation("apply", type(x)) or implementation("apply", type(operator))
-    if of_other_arrays is not None:
-        value, budget = of_other_arrays(operator, x, rtol, max_rank)
-    else:
-        matrix = as_column(x) if isinstance(x, TensorTrain) else x
-        refuse_unequal_legs("apply", operator, matrix)
-        product, budget = _truncated_product(operator, matrix, rtol, max_rank)
-        value = product.fused() if isinstance(x, TensorTrain) else product
+    matrix = as_column(x) if isinstance(x, TensorTrain) else x
+    refuse_unequal_legs("apply", operator, matrix)
+    refuse_mixed_libraries("apply", operator=operator, x=x)
+    multiply = _truncated_product if operator.library == "numpy" else _rounded_product
+    product, budget = multiply(operator, matrix, rtol, max_rank)
+    value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+
+
+def _rounded_product(
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None
+) -> tuple[TTMatrix, TruncationBudget]:
+    """Return the product of arrays of other libraries, which torch differentiates through, and its truncations."""
+    value, budget = round_train(a @ b, rtol, max_rank)
+    return value, budget  # type: ignore[return-value]
 
 
 def _truncated_product(

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import wrong_type
+from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._validate import as_integer, as_sizes
-from tnlib.formats.other_arrays import OtherArrays
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import TTMatrix
 
 
-def as_train(function: str, parameter: str, t: object, *kinds: type, other_arrays: bool = False) -> Train:
+def as_train(function: str, parameter: str, t: object, *kinds: type, any_library: bool = False) -> Train:
     """Return `t`, a train of one of `kinds`: by default, a TensorTrain or a TTMatrix.
 
-    Its cores are numpy arrays, or with `other_arrays` those of any library.
+    Its cores are numpy arrays, or with `any_library` those of any library.
     """
     kinds = kinds or (TensorTrain, TTMatrix)
-    if not isinstance(t, Train) or not isinstance(t, kinds) or (isinstance(t, OtherArrays) and not other_arrays):
+    if not isinstance(t, Train) or not isinstance(t, kinds):
         expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
         raise wrong_type(function, parameter, expected, t, "decompose it first, for example with tnlib.tt_svd")
+    if not any_library:
+        refuse_other_arrays(function, parameter, t)
     return t
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from tnlib._array_api import contiguous, reshape
 from tnlib._errors import ArgumentError
-from tnlib._registry import implementation
 from tnlib._typing import Array
 from tnlib._validate import as_position
 from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.linalg.canonical_basis import group_basis_change
@@ -57,10 +56,8 @@ def canonicalize(tt: T, center: int) -> T:
     >>> mixed.center, f"{np.linalg.norm(mixed.cores[1]):.4f}", max(tnlib.isometry_errors(mixed)) < 1e-15
     (1, '1.4142', True)
     """
-    as_train("canonicalize", "tt", tt, other_arrays=True)
+    as_train("canonicalize", "tt", tt, any_library=True)
     center = as_position("canonicalize", "center", center, len(tt.cores), "cores")
-    if (of_other_arrays := implementation("canonicalize", type(tt))) is not None:
-        return of_other_arrays(tt, center)  # type: ignore[no-any-return]
     return tt.unfused(move_center(tt.fused(), center))
 
 
@@ -96,16 +93,13 @@ def move_center(train: TensorTrain, center: int) -> TensorTrain:
     cores, exponent = list(train.cores), train.exponent
     first, last = (0, len(cores) - 1) if train.center is None else (train.center, train.center)
     for k in range(first, center):
-        left, n, right = cores[k].shape
-        q, r = qr_positive(cores[k].reshape(left * n, right))
-        cores[k] = q.reshape(left, n, -1)
-        carried = (r @ cores[k + 1].reshape(right, -1)).reshape(-1, *cores[k + 1].shape[1:])  # r' [r] n r''
-        cores[k + 1], exponent = rescale(carried, exponent)
+        q, r = qr_positive(rows(cores[k]))
+        cores[k] = reshape(q, (*cores[k].shape[:2], -1))
+        cores[k + 1], exponent = rescale(attach_left(r, cores[k + 1]), exponent)  # r' [r] n r''
     for k in range(last, center, -1):
-        left, n, right = cores[k].shape
-        q, r = qr_positive(np.ascontiguousarray(cores[k].reshape(left, n * right).T))  # core = r^T q^T
-        cores[k] = np.ascontiguousarray(q.T).reshape(-1, n, right)
-        cores[k - 1], exponent = rescale(cores[k - 1] @ r.T, exponent)  # l n [l'] l''
+        q, r = qr_positive(contiguous(columns(cores[k]).T))  # core = r^T q^T
+        cores[k] = reshape(contiguous(q.T), (-1, *cores[k].shape[1:]))
+        cores[k - 1], exponent = rescale(attach_right(cores[k - 1], r.T), exponent)  # l n [l'] l''
     return TensorTrain.from_sweep(cores, center, exponent)
 
 

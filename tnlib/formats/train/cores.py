@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
+from tnlib._array_api import permute, reshape, tensordot
 from tnlib._typing import Array
 from tnlib.linalg.scaling import Scaled, largest, shift
 
@@ -16,17 +18,37 @@ _FAR = 1 << 14  # powers of two; a term this much smaller than another one is lo
 def contract_cores(cores: Sequence[Array]) -> Scaled:
     """Contract cores (r[k], n[k], r[k+1]) to a new matrix (r[0] n[0] ... n[d-1], r[d]): both halves, then once."""
     if len(cores) == 1:
-        return Scaled(cores[0].reshape(-1, cores[0].shape[-1]).copy())
-    left_sizes = np.cumsum([math.log(core.shape[1]) for core in cores])
-    half = 1 + int(np.argmin(np.abs(left_sizes[:-1] - left_sizes[-1] / 2)))
-    left = Scaled(cores[0].reshape(-1, cores[0].shape[-1]))  # (r0 n0) r
+        return Scaled(rows(cores[0]) * 1)
+    left_sizes = list(accumulate(math.log(core.shape[1]) for core in cores))
+    half = 1 + min(range(len(cores) - 1), key=lambda k: abs(left_sizes[k] - left_sizes[-1] / 2))
+    left = Scaled(rows(cores[0]))  # (r0 n0) r
     for core in cores[1:half]:
-        left = left.update((left.array @ core.reshape(len(core), -1)).reshape(-1, core.shape[-1]))
-    right = Scaled(cores[-1].reshape(len(cores[-1]), -1))  # r (n(d-1) rd)
+        left = left.update(reshape(left.array @ columns(core), (-1, core.shape[-1])))
+    right = Scaled(columns(cores[-1]))  # r (n(d-1) rd)
     for core in cores[half:-1][::-1]:
-        right = right.update((core.reshape(-1, core.shape[-1]) @ right.array).reshape(len(core), -1))
+        right = right.update(reshape(rows(core) @ right.array, (core.shape[0], -1)))
     product = left.array @ right.array  # (r0 n0 ...) [r] (... n(d-1) rd)
-    return Scaled(product.reshape(-1, cores[-1].shape[-1]), left.exponent + right.exponent)
+    return Scaled(reshape(product, (-1, cores[-1].shape[-1])), left.exponent + right.exponent)
+
+
+def rows(core: Array) -> Array:
+    """Return a core (l, n, r) as a matrix (l n, r)."""
+    return reshape(core, (-1, core.shape[-1]))  # type: ignore[no-any-return]
+
+
+def columns(core: Array) -> Array:
+    """Return a core (l, n, r) as a matrix (l, n r)."""
+    return reshape(core, (core.shape[0], -1))  # type: ignore[no-any-return]
+
+
+def attach_left(matrix: Array, core: Array) -> Array:
+    """Return a matrix (l', l) times a core (l, n, r)."""
+    return reshape(matrix @ columns(core), (-1, *core.shape[1:]))  # type: ignore[no-any-return]  # l' [l] (n r)
+
+
+def attach_right(core: Array, matrix: Array) -> Array:
+    """Return a core (l, n, r) times a matrix (r, r')."""
+    return reshape(rows(core) @ matrix, (*core.shape[:-1], -1))  # type: ignore[no-any-return]  # (l n) [r] r'
 
 
 def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
@@ -112,8 +134,8 @@ def multiply_matrices(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     out = []
     for x, y in zip(a, b, strict=True):
         (l, m, _, r), (k, _, p, s) = x.shape, y.shape
-        product = np.tensordot(x, y, axes=([2], [1]))  # la m [n] ra lb [n] p rb
-        out.append(product.transpose(0, 3, 1, 4, 2, 5).reshape(l * k, m, p, r * s))
+        product = tensordot(x, y, ((2,), (1,)))  # la m [n] ra lb [n] p rb
+        out.append(reshape(permute(product, (0, 3, 1, 4, 2, 5)), (l * k, m, p, r * s)))
     return out
 
 
@@ -136,7 +158,7 @@ def real_part(cores: Sequence[Array], *, imaginary: bool = False) -> list[Array]
 
 def fuse_legs(cores: Sequence[Array]) -> list[Array]:
     """Return TT-matrix cores (r, m, n, r') as train cores (r, m n, r')."""
-    return [core.reshape(len(core), -1, core.shape[-1]) for core in cores]
+    return [reshape(core, (core.shape[0], -1, core.shape[-1])) for core in cores]
 
 
 def pair_legs(a: Array, row_shape: Sequence[int], col_shape: Sequence[int]) -> Array:
@@ -153,4 +175,4 @@ def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) ->
     d = len(pairs)
     split = [size for pair in pairs for size in pair]  # m0 n0 m1 n1 ...
     order = [*range(0, 2 * d, 2), *range(1, 2 * d, 2)]  # m0 m1 ... n0 n1 ...
-    return np.ascontiguousarray(x.reshape(split).transpose(order)).reshape(math.prod(row_shape), -1)
+    return reshape(permute(reshape(x, split), order), (math.prod(row_shape), -1))  # type: ignore[no-any-return]

@@ -10,11 +10,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from tnlib._array_api import contiguous, dtype_of, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
 from tnlib._format import (
     LinearFormat,
     as_stored_list,
+    in_common_dtype,
     numbered,
+    numpy_arrays,
     read_only,
     refuse_different_legs,
     refuse_other_format,
@@ -22,7 +25,7 @@ from tnlib._format import (
     set_fields,
 )
 from tnlib._typing import Array
-from tnlib._validate import as_integer, as_position, as_real
+from tnlib._validate import as_integer, as_list, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
@@ -49,11 +52,11 @@ class Train(LinearFormat):
         self, cores: Sequence[Array], center: int | None = None, log_scale: float | None = None, *, exponent: int = 0
     ) -> None:
         name = type(self).__name__
-        stored = as_stored_list(name, "core", cores, ndim=self._core_ndim)
+        refuse_different_libraries(name, as_list(name, "cores", cores, "arrays"))
+        stored = as_stored_list(name, "core", cores, ndim=self._core_ndim, any_library=True)
         check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
-        dtype = np.result_type(*stored)
-        arrays, power = rescale_each(core.astype(dtype, copy=False) for core in stored)
+        arrays, power = rescale_each(in_common_dtype(stored))
         exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
         if abs(exponent) > _LOG_SCALE_LIMIT:
             raise ArgumentError(
@@ -62,7 +65,7 @@ class Train(LinearFormat):
         if log_scale is not None:
             exponent, factor = split_exponential(as_log_scale(name, log_scale))
             if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
-                arrays[center or 0] = arrays[center or 0] * arrays[0].real.dtype.type(factor)
+                arrays[center or 0] = arrays[center or 0] * factor
         self._set(arrays, center, power + exponent)
 
     @classmethod
@@ -82,9 +85,16 @@ class Train(LinearFormat):
         """Return the same train with the power of two in the centre, or in core 0, if that array can carry it."""
         if self.exponent == 0:
             return self
-        cores, k = list(self.cores), self.center or 0
-        cores[k], exponent = fold(cores[k], self.exponent)
-        return self.from_sweep(cores, self.center, exponent)
+        k = self.center or 0
+        return self._with_core(k, self.cores[k], self.exponent)
+
+    def _with_core(self, k: int, core: Array, exponent: int) -> Self:
+        """Return the train with another core k, the power of two in it if it can carry that; nothing is validated."""
+        core, exponent = fold(core, exponent)
+        new = object.__new__(type(self))
+        cores = (*self.cores[:k], read_only(core), *self.cores[k + 1 :])
+        set_fields(new, cores=cores, center=self.center, exponent=exponent)
+        return new
 
     def _set(self, cores: Sequence[Array], center: int | None, exponent: int) -> None:
         set_fields(self, cores=tuple(map(read_only, cores)), center=center, exponent=exponent)
@@ -96,7 +106,7 @@ class Train(LinearFormat):
     def unfused(self, train: TensorTrain) -> Self:
         """Return `train`, of the legs of `self.fused()`, as a train of this kind, `folded`."""
         split = [
-            np.ascontiguousarray(core).reshape(len(core), *mine.shape[1:-1], core.shape[-1])
+            reshape(contiguous(core), (core.shape[0], *mine.shape[1:-1], core.shape[-1]))
             for core, mine in zip(train.cores, self.cores, strict=True)
         ]
         return self.from_sweep(split, train.center, train.exponent).folded()
@@ -114,8 +124,9 @@ class Train(LinearFormat):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the cores."""
-        return self.cores[0].dtype
+        return dtype_of(self.cores[0])
 
+    @numpy_arrays
     def astype(self, dtype: npt.DTypeLike) -> Self:
         """Return the same train with cores of `dtype`: float32, float64, complex64 or complex128."""
         target = self._target_dtype(dtype)
@@ -135,6 +146,7 @@ class Train(LinearFormat):
         """All d + 1 bond sizes (r[0], ..., r[d])."""
         return (1, *(core.shape[-1] for core in self.cores))
 
+    @numpy_arrays
     def norm(self) -> float:
         """Frobenius norm, without cancellation; raises ArgumentError beyond float64, where `log_norm` does not."""
         try:
@@ -145,22 +157,25 @@ class Train(LinearFormat):
                 "use log_norm()."
             ) from None
 
+    @numpy_arrays
     def log_norm(self) -> float:
         """Natural logarithm of the Frobenius norm; -inf for zero."""
         return self._remainder().log2_norm() * math.log(2)
 
     def is_subnormal(self) -> bool:
         """Test if the norm is so small that the rounding of entries is not relative; cores are in range."""
-        return self.exponent < 0 and -math.inf < self.log_norm() < math.log(np.finfo(self.dtype).tiny)
+        if self.exponent >= 0:
+            return False
+        return -math.inf < self._remainder().log2_norm() < math.log2(np.finfo(self.dtype).tiny)
 
     def _remainder(self) -> Scaled:
         """Return an array of the norm of the train: the centre, or the triangular factor of the last core."""
         if self.center is not None:
             return Scaled(self.cores[self.center], self.exponent)
-        carry = Scaled(np.ones((1, 1), self.dtype), self.exponent)
-        for core in raw.fuse_legs(self.cores):
-            product = carry.array @ core.reshape(len(core), -1)  # l [r] (n r')
-            grown = carry.update(product.reshape(-1, core.shape[-1]))
+        first, *others = raw.fuse_legs(self.cores)
+        carry = Scaled(r_factor(raw.rows(first)), self.exponent)
+        for core in others:
+            grown = carry.update(raw.rows(raw.attach_left(carry.array, core)))  # l [r] n r'
             carry = grown.update(r_factor(grown.array))
         return carry
 
@@ -169,6 +184,7 @@ class Train(LinearFormat):
         subject = f"{type(self).__name__}.{method}: every entry"
         return shift_in_range(a, e + self.exponent, subject, "lower the log_scale")
 
+    @numpy_arrays
     def conj(self) -> Self:
         """Return the complex conjugate, core by core."""
         return self.from_sweep([core.conj() for core in self.cores], self.center, self.exponent)
@@ -177,6 +193,7 @@ class Train(LinearFormat):
         """Return the real or the imaginary part: bonds double."""
         return self.from_sweep(raw.real_part(self.cores, imaginary=imaginary), None, self.exponent)
 
+    @numpy_arrays
     def __mul__(self, other: Any) -> Self:
         """Multiply with a number, or entry by entry with a train of the same legs: ranks multiply."""
         if isinstance(other, type(self)):
@@ -188,12 +205,10 @@ class Train(LinearFormat):
         return super().__mul__(other)
 
     def _multiplied(self, number: Any) -> Self:
-        dtype = np.result_type(self.cores[0], number)
+        dtype, k = np.result_type(self.dtype, number), self.center or 0
+        train = self if dtype == self.dtype else self._with_arrays(lambda core: core.astype(dtype))
         factor, e = normalize(np.asarray(number, np.result_type(np.float64, number))[None])
-        cores = [core.astype(dtype, copy=False) for core in self.cores]
-        k = self.center or 0
-        cores[k] = cores[k] * factor.astype(dtype)
-        return self.from_sweep(cores, self.center, self.exponent + e).folded()
+        return train._with_core(k, train.cores[k] * factor.astype(dtype), self.exponent + e)
 
     def _added(self, other: Self) -> Self:
         a, b = self.fused(), other.fused()
@@ -250,15 +265,17 @@ class TensorTrain(Train):
         """Contract to the dense array (n[0], ..., n[d-1])."""
         refuse_too_large(self)
         dense, e = raw.contract_cores(self.cores)
-        return self._in_range("full", dense, e).reshape(self.shape)
+        return reshape(self._in_range("full", dense, e), self.shape)  # type: ignore[no-any-return]
 
     @property
+    @numpy_arrays
     def T(self) -> TensorTrain:
         """The transpose, its legs and so its cores in reverse order."""
         reverse = tuple(core.transpose(2, 1, 0) for core in reversed(self.cores))  # r n l
         center = None if self.center is None else len(reverse) - 1 - self.center
         return TensorTrain.from_sweep(reverse, center, self.exponent)
 
+    @numpy_arrays
     def __getitem__(self, index: Any) -> Any:
         """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
         indices = parse_index("TensorTrain", index, self.shape)

@@ -28,9 +28,8 @@ from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol
 from tnlib.formats.train.arguments import as_train
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
-from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.scaling import norm, rescale
-from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 
@@ -153,11 +152,9 @@ def _on_two_legs(
     left, m, m_next, right = theta.shape
     flat = theta.reshape(left * m, m_next * right)
     budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
-    u, s, vh = thin_svd(flat)
-    rank = budget.truncate(s, max_rank=max_rank)
-    change = canonical_basis_change(u[:, :rank], s[:rank], theta.dtype)
-    cores[site] = change.columns(u[:, :rank]).reshape(left, m, rank)
-    cores[site + 1] = change.rows(s[:rank, None] * vh[:rank]).reshape(rank, m_next, right)
+    svd = truncated_svd(flat, budget, max_rank)
+    cores[site] = svd.u.reshape(left, m, -1)
+    cores[site + 1] = svd.rest.reshape(-1, m_next, right)
     return TensorTrain.from_sweep(cores, site + 1, exponent).folded(), budget
 
 

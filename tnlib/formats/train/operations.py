@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import adjoint
 from tnlib._errors import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.formats.train.arguments import as_train
+from tnlib.formats.train.cores import attach_left, rows
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, refuse_unequal_legs
 from tnlib.linalg.scaling import Scaled, normalize_rows
@@ -18,10 +20,10 @@ _BATCH = 1 << 20  # numbers in the rows that `train_entries` carries through a t
 
 def inner_trains(a: Train, b: Train) -> Scaled:
     """Return the sum over all legs of conj(a) times b, from the left to the right."""
-    carry = Scaled(np.ones((1, 1), np.result_type(a.dtype, b.dtype)), a.exponent + b.exponent)  # la lb
-    for x, y in zip(a.fused().cores, b.fused().cores, strict=True):
-        half = (carry.array @ y.reshape(len(y), -1)).reshape(-1, y.shape[2])  # (la n) [lb] rb
-        carry = carry.update(x.reshape(-1, x.shape[2]).conj().T @ half)  # ra [(la n)] rb
+    (x, *left), (y, *right) = a.fused().cores, b.fused().cores
+    carry = Scaled(adjoint(rows(x)) @ rows(y), a.exponent + b.exponent)  # ra [n] rb
+    for x, y in zip(left, right, strict=True):
+        carry = carry.update(adjoint(rows(x)) @ rows(attach_left(carry.array, y)))  # ra' [ra n] [rb] rb'
     return carry
 
 

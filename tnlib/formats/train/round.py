@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from tnlib._array_api import reshape
 from tnlib._typing import Array
 from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.train.canonicalize import change_bond_bases
+from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
-from tnlib.linalg.canonical_basis import CanonicalForm, canonical_basis_change
+from tnlib.linalg.canonical_basis import CanonicalForm
 from tnlib.linalg.orthogonal import orthonormal_rows
 from tnlib.linalg.scaling import Scaled, norm
-from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.truncation import TruncationBudget
 
 
@@ -45,7 +45,7 @@ def canonical_train(t: Train, function: str, groups: Any) -> CanonicalForm:
 
 def train_budget(train: TensorTrain, rtol: float | None) -> TruncationBudget:
     """Return the budget of a right-canonical train, whose first core carries the norm."""
-    sides = [max(len(core), len(train.cores)) for core in train.cores[1:]]
+    sides = [max(core.shape[0], len(train.cores)) for core in train.cores[1:]]
     return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype)
 
 
@@ -55,15 +55,12 @@ def right_canonicalize(train: TensorTrain) -> TensorTrain:
     Unlike `canonicalize`, ranks fall to the numerical ranks of the parts on the right where they are larger.
     """
     out: list[Array] = []
-    carry = Scaled(np.ones((1, 1), train.dtype), train.exponent)
-    for core in reversed(train.cores[1:]):
-        left, n, right = core.shape
-        grown = carry.update((core.reshape(-1, right) @ carry.array).reshape(left, -1))  # l (n [r]) [r] r'
-        factor, basis = orthonormal_rows(grown.array)
-        out.append(basis.reshape(len(basis), n, -1))  # l' n r'
-        carry = Scaled(factor, grown.exponent)
-    first = carry.update(np.tensordot(train.cores[0], carry.array, 1))  # 1 n [r] [r] r'
-    return TensorTrain.from_sweep([first.array, *reversed(out)], 0, first.exponent)
+    rest = Scaled(train.cores[-1], train.exponent)
+    for core in train.cores[-2::-1]:
+        factor, basis = orthonormal_rows(columns(rest.array))  # l [l'] (n r)
+        out.append(reshape(basis, (-1, *rest.array.shape[1:])))  # l' n r
+        rest = rest.update(attach_right(core, factor))  # l n [r] r'
+    return TensorTrain.from_sweep([rest.array, *reversed(out)], 0, rest.exponent)
 
 
 def truncate_bonds(
@@ -78,15 +75,10 @@ def truncate_bonds(
     spectra: list[Array] = []
     rest = train.cores[0]
     for core in train.cores[1:]:
-        left, n, right = rest.shape
-        u, s, vh = _svd_of_tall(rest.reshape(left * n, right))
-        rank = budget.truncate(s, max_rank=max_rank)
-        u, s = u[:, :rank], s[:rank]
-        change = canonical_basis_change(u, s, budget.dtype, diagonal=diagonal)
-        out.append(change.columns(u).reshape(left, n, rank))  # l n r'
-        spectra.append(s)
-        carry = change.rows(s[:, None] * vh[:rank])  # r' r
-        rest = (carry @ core.reshape(right, -1)).reshape(rank, core.shape[1], -1)  # r' [r] n r''
+        svd = truncated_svd(rows(rest), budget, max_rank, diagonal=diagonal)
+        out.append(reshape(svd.u, (*rest.shape[:2], -1)))  # l n r'
+        spectra.append(svd.s)
+        rest = attach_left(svd.rest, core)  # r' [r] n r''
     return TensorTrain.from_sweep([*out, rest], len(out), train.exponent), spectra
 
 
@@ -94,12 +86,3 @@ def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorT
     """Return the result of `truncate_bonds` at the numerical ranks of the train."""
     gathered = right_canonicalize(train)
     return truncate_bonds(gathered, train_budget(gathered, None), None, diagonal=diagonal)
-
-
-def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:
-    """Return the thin SVD of `a` by that of a square factor."""
-    if a.shape[0] < 32 * a.shape[1]:  # up to there LAPACK is as fast
-        return thin_svd(a)
-    factor, rows = orthonormal_rows(np.ascontiguousarray(a.T))  # a = rows^T factor^T
-    u, s, vh = thin_svd(factor.T)
-    return rows.T @ u, s, vh

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from tnlib._array_api import reshape
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import Operator, refuse_different_sizes, refuse_too_large
+from tnlib._format import Operator, numpy_arrays, refuse_different_sizes, refuse_mixed_libraries, refuse_too_large
 from tnlib._typing import Array
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.format import TensorTrain, Train
@@ -59,11 +60,13 @@ class TTMatrix(Train, Operator):
         return self._in_range("full", raw.unpair_legs(dense, self.row_shape, self.col_shape), e)
 
     @property
+    @numpy_arrays
     def T(self) -> TTMatrix:
         """The transpose, core by core."""
         transposed = [core.transpose(0, 2, 1, 3) for core in self.cores]  # l n m r
         return TTMatrix.from_sweep(transposed, self.center, self.exponent)
 
+    @numpy_arrays
     def __getitem__(self, index: Any) -> Any:
         """Return an entry [i, j], a row [i, :] or a column [:, j] as a TensorTrain; i and j may have any size."""
         sides = parse_index("TTMatrix", index, self.shape)
@@ -108,6 +111,7 @@ class TTMatrix(Train, Operator):
 
     def _product(self, x: TTMatrix) -> TTMatrix:
         refuse_unequal_legs("TTMatrix @", self, x)
+        refuse_mixed_libraries("TTMatrix @", left=self, right=x)
         return TTMatrix.from_products(raw.multiply_matrices(self.cores, x.cores), self.exponent + x.exponent)
 
     def _matmat(self, x: Array) -> Array:
@@ -120,7 +124,9 @@ T = TypeVar("T", TensorTrain, TTMatrix)
 
 def as_column(x: TensorTrain) -> TTMatrix:
     """Return a train as the one column of a matrix: column legs of size 1."""
-    return TTMatrix.from_sweep([core[:, :, None] for core in x.cores], x.center, x.exponent)
+    return TTMatrix.from_sweep(
+        [reshape(core, (*core.shape[:2], 1, core.shape[2])) for core in x.cores], x.center, x.exponent
+    )
 
 
 def split_legs(t: TensorTrain, row_shape: Sequence[int]) -> TTMatrix:

@@ -10,7 +10,6 @@ register(
     "tnlib.formats.tucker.format:Tucker",
     round="tnlib.formats.tucker.operations:round_tucker",
     inner="tnlib.formats.tucker.operations:inner_tucker",
-    other_arrays="tnlib.formats.tucker.array_api_tucker:ArrayTucker",
     kron="tnlib.formats.tucker.operations:kron_tucker",
     outer="tnlib.formats.tucker.operations:outer_tucker",
     contract_vectors="tnlib.formats.tucker.operations:contract_vectors",

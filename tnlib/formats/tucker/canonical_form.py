@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import astype, contiguous
 from tnlib._typing import Array
 from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.tucker.format import Tucker
@@ -48,7 +49,7 @@ def recompress(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Sca
         q, r = qr_positive(side)
         core = Scaled(core.array, core.exponent + e).update(mode_product(core.array, r, k))  # r0 ... rk' [rk] ...
         bases.append(q)
-    array = np.ascontiguousarray(core.array)
+    array = contiguous(core.array)
     wide_core, factors, budget = st_hosvd(array, norm(array), rtol, [max_rank] * array.ndim, bases)
-    narrow = [a.astype(t.dtype, copy=False) for a in (wide_core, *factors)]
+    narrow = [astype(a, t.dtype) for a in (wide_core, *factors)]
     return Scaled(narrow[0], core.exponent), narrow[1:], budget

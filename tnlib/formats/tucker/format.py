@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import contiguous, refuse_different_libraries
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, as_stored, as_stored_list, refuse_too_large, set_fields
+from tnlib._format import LinearFormat, as_stored, as_stored_list, numpy_arrays, refuse_too_large, set_fields
 from tnlib._typing import Array
+from tnlib._validate import as_list
 from tnlib.linalg.multilinear import mode_product
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import norm
@@ -39,25 +41,26 @@ class Tucker(LinearFormat):
     factors: Sequence[Array]
 
     def __post_init__(self) -> None:
-        factors = as_stored_list("Tucker", "factor", self.factors, ndim=2)
-        core = as_stored("Tucker", "core", self.core, ndim=len(factors))
+        refuse_different_libraries("Tucker", [self.core, *as_list("Tucker", "factors", self.factors, "arrays")])
+        factors = as_stored_list("Tucker", "factor", self.factors, ndim=2, any_library=True)
+        core = as_stored("Tucker", "core", self.core, ndim=len(factors), any_library=True)
         for k, factor in enumerate(factors):
             if factor.shape[1] != core.shape[k]:
                 raise ArgumentError(
                     f"Tucker: factor {k} must have {core.shape[k]} columns, one per entry of leg {k} of the core, "
-                    f"got shape {factor.shape}; factors are (n, r)."
+                    f"got shape {tuple(factor.shape)}; factors are (n, r)."
                 )
         set_fields(self, core=core, factors=factors)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes (n[0], ..., n[d-1]) of the outer legs."""
-        return tuple(len(factor) for factor in self.factors)
+        return tuple(factor.shape[0] for factor in self.factors)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Multilinear ranks, the shape of the core."""
-        return self.core.shape
+        return tuple(self.core.shape)
 
     def _part(self, *, imaginary: bool) -> Tucker:
         """Return one part: with A = [Re A, Im A] [1; i] the factors are real, and the core takes the rest."""
@@ -86,8 +89,9 @@ class Tucker(LinearFormat):
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""
         refuse_too_large(self)
-        return np.ascontiguousarray(multiply_modes(self.core, self.factors))
+        return contiguous(multiply_modes(self.core, self.factors))  # type: ignore[no-any-return]
 
+    @numpy_arrays
     def norm(self) -> float:
         """Frobenius norm, from the triangular factor of every leg, without the dense array and without cancellation."""
         return norm(multiply_modes(self.core, [r_factor(factor) for factor in self.factors]))

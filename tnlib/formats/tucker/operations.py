@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tnlib._array_api import adjoint, vdot
 from tnlib._typing import Array
 from tnlib.formats.tucker.canonical_form import recompress
 from tnlib.formats.tucker.conversion import refuse_large_core
@@ -26,9 +27,9 @@ def inner_tucker(a: Tucker, b: Tucker) -> Scaled:
     core, small = normalize(a.core), normalize(b.core)
     for k, (left, right) in enumerate(zip(a.factors, b.factors, strict=True)):
         (x, e), (y, f) = normalize(left), normalize(right)
-        overlap = x.conj().T @ y  # rak [nk] rbk
+        overlap = adjoint(x) @ y  # rak [nk] rbk
         small = Scaled(small.array, small.exponent + e + f).update(mode_product(small.array, overlap, k))
-    return Scaled(np.atleast_1d(np.vdot(core.array, small.array)), core.exponent + small.exponent)
+    return Scaled(vdot(core.array, small.array), core.exponent + small.exponent)
 
 
 def kron_tucker(a: Tucker, b: Tucker) -> Tucker:

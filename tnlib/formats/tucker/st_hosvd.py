@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tnlib._array_api import dtype_of, reshape
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
@@ -34,11 +35,11 @@ def st_hosvd(
 ) -> tuple[Array, list[Array], TruncationBudget]:
     """Return the core (r[0], ...) and orthonormal factors (n[k], r[k]) of `x` (n[0], ...), in range and of norm `size`.
 
-    The result is in double precision. With `bases`, orthonormal columns (N[k], n[k]) that `x` holds coordinates in, the
-    factors are (N[k], r[k]), and their signs and bases are fixed there. `dtype` and `shape` are those of the original
-    array, if they differ from those of its coordinates.
+    The result is in double precision, that of arrays of other libraries in their own. With `bases`, orthonormal columns
+    (N[k], n[k]) that `x` holds coordinates in, the factors are (N[k], r[k]), and their signs and bases are fixed there.
+    `dtype` and `shape` are those of the original array, if they differ from those of its coordinates.
     """
-    shape, dtype = shape or x.shape, dtype or x.dtype
+    shape, dtype = shape or x.shape, dtype or dtype_of(x)
     sides = [min(n, math.prod(shape) // n) for n in shape]
     budget = TruncationBudget(size, rtol, sides, dtype)
     core, factors = x, []
@@ -51,13 +52,13 @@ def st_hosvd(
         change = canonical_basis_change(columns, s, dtype, squared=svd.error_estimate > 0.0)
         factors.append(change.columns(columns))
         core = adjoint_times(change.columns(u), slabs)  # (r0 ...) rk [nk] (n(k+1) ...)
-        core = core.reshape(*(factor.shape[1] for factor in factors), *x.shape[k + 1 :])
+        core = reshape(core, (*(factor.shape[1] for factor in factors), *x.shape[k + 1 :]))
     return core, factors, budget
 
 
 def unfold_slabs(x: Array, k: int) -> Array:
     """Return `x` as (n[0] ... n[k-1], n[k], n[k+1] ...), without a copy where it is contiguous."""
-    return x.reshape(math.prod(x.shape[:k]), x.shape[k], -1)
+    return reshape(x, (math.prod(x.shape[:k]), x.shape[k], -1))  # type: ignore[no-any-return]
 
 
 def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:

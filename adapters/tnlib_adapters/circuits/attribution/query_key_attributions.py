@@ -1,4 +1,4 @@
-r"""Attention scores by writer of the query and writer of the key, for all heads of a model on a text.
+"""Attention scores by writer of the query and writer of the key, for all heads of a model on a text.
 
 A score is bilinear in the stream once divisors are frozen, so it is an exact sum over pairs of writers. For a whole
 head the pairs are summed over the text with the weights
@@ -27,13 +27,113 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution, ScoreAttribution
-from tnlib_adapters.circuits.attribution.query_key_factors import query_key_factors, score_form, writer_names
-from tnlib_adapters.circuits.attribution.stream_writers import Writers, writers_before_attention
+from tnlib_adapters.circuits.attribution.query_key_factors import (
+    ScoreForm,
+    Writers,
+    query_key_factors,
+    score_form,
+    writer_names,
+    writers_before_attention,
+)
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads
+from tnlib_adapters.frozen.frozen_model import FrozenModel, freeze_weights
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.result_table import Columns, Table, descending
-from tnlib_adapters.transforms.frozen_heads import FrozenHeads
-from tnlib_adapters.transforms.frozen_model import FrozenModel, freeze_weights
+
+_SHOWN_PAIRS = 6  # rows of a printed table
+
+PairRow = tuple[str, str, float]  # writer of the query, writer of the key, contribution
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PairAttribution(Table):
+    """A score of a head, or a sum of scores, by writer of the query and writer of the key.
+
+    Parameters
+    ----------
+    title
+        Head and positions.
+    names
+        Writers of the stream: "tokens", "positions", heads "0.3", "0.bias", "mlp 0"; "bias" for biases of queries and
+        keys and of the norm before them.
+    pairs
+        (writers, writers): contribution of a writer of the query with a writer of the key.
+    offset
+        What the distance adds: ALiBi or a relative bias.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    pairs: Array
+    offset: float
+
+    @property
+    def total(self) -> float:
+        """The score, which is the sum of all pairs and of the offset."""
+        return float(self.pairs.sum()) + self.offset
+
+    @property
+    def _title(self) -> str:
+        return f"{self.title}: {self.total:.3f}"
+
+    def _columns(self, rows: Any) -> Columns:
+        queries, keys, contributions = zip(*self.top(self.pairs.size)[rows], strict=True)
+        return {"query": queries, "key": keys, "contribution": contributions}
+
+    def _printed(self) -> slice:
+        return slice(_SHOWN_PAIRS)
+
+    def _notes(self) -> list[str]:
+        others = self.total - sum(value for *_, value in self.top(_SHOWN_PAIRS))
+        return [f"all others {others:.3f}" + (f", of them {self.offset:.3f} by the distance" if self.offset else "")]
+
+    def _picture(self) -> str:
+        return heat_image(self.pairs, "contributions; writers of the query as rows, of the key as columns", width=160)
+
+    def top(self, count: int = 10) -> list[PairRow]:
+        """Return the pairs of the largest modulus as rows (writer of the query, writer of the key, contribution)."""
+        n = len(self.names)
+        largest = descending(np.abs(self.pairs), as_count("PairAttribution.top", "count", count))
+        return [(self.names[at // n], self.names[at % n], float(self.pairs.flat[at])) for at in largest]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreAttribution(PairAttribution):
+    """One score of a head by pairs of writers, and further by singular component of its form.
+
+    Parameters
+    ----------
+    head
+        (layer, head).
+    query, key
+        Positions.
+    weight
+        The attention weight of the model.
+    form
+        Bilinear form of the score at these positions.
+    inputs
+        (2, writers, d_model + 1): what the writers add to the input of the layer at the two positions, and the
+        constant coordinate.
+    """
+
+    head: tuple[int, int]
+    query: int
+    key: int
+    weight: float
+    form: ScoreForm
+    inputs: Array
+
+    def components(self) -> tuple[Array, Array]:
+        """Return the pairs by singular component of the form, (components, writers, writers), and its singular values.
+
+        The form is U S V^T at these positions, with rotations, scale and divisors of norms of heads; a component is
+        s_c <x_i, u_c> <v_c, x_j>. The sum over components is `pairs`.
+        """
+        (q_basis, q), (k_basis, k) = (np.linalg.qr(side) for side in (self.form.query, self.form.key))
+        u, s, vh = np.linalg.svd(self.form.scale * q @ k.T)
+        left, right = self.inputs[0] @ q_basis @ u, self.inputs[1] @ k_basis @ vh.T  # writer [d~] c
+        return np.einsum("pc,c,qc->cpq", left, s, right), s
+
 
 _SHOWN = 10  # rows of a printed table
 
@@ -223,11 +323,9 @@ def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
     for heads, writers in writers_before_attention(model):
         names, weights = writer_names(heads, writers), _contrast(heads)
         pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
-        group = heads.layer.n_heads // heads.layer.kv_heads
         for kv_head in range(heads.layer.kv_heads):
             factors = query_key_factors(heads, writers, kv_head)
-            for k, q in enumerate(factors.queries):
-                head = group * kv_head + k
+            for head, q in zip(heads.layer.query_heads(kv_head), factors.queries, strict=True):
                 keys = weights[head] @ factors.keys  # writer n [n'] dh
                 pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
         yield LayerPairs(names, pairs, _summed_offsets(heads, weights))

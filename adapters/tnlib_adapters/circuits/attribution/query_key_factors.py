@@ -1,4 +1,4 @@
-r"""Queries and keys of every writer, with the divisors of all norms frozen.
+"""Queries and keys of every writer, with the divisors of all norms frozen.
 
 With x_i = sum_p x_i^p + b the input of an attention layer (writers behind the norm, and the bias of the norm), queries
 are linear in the writers once the divisors of norms of heads and of latent vectors are numbers:
@@ -7,19 +7,129 @@ are linear in the writers once the divisors of norms of heads and of latent vect
 
 where a_i are the weights of these norms over their divisors, R_i the rotation to position i, and the writer "bias" has
 b W_Q + b_Q. Keys likewise.
+
+Writers are tokens, positions, heads, feed-forward layers and biases. The output of the heads of a layer is kept as two
+factors, values (heads, n, d_head) and W_O (heads, d_head, d_model), so that a projection of all writers multiplies W_O,
+not n rows of every head. A norm keeps this form: its divisors belong to the values, its weight and centring to W_O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.attribution.stream_writers import Writers
-from tnlib_adapters.transforms.frozen_heads import FrozenHeads
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.frozen.frozen_model import FrozenBlock, FrozenModel
+
+BIASES = "output biases"
+
+
+@dataclass(frozen=True, eq=False)
+class WriterGroup:
+    """Writers with outputs values[k] @ out[k]; `out` is None where `values` are the outputs.
+
+    Parameters
+    ----------
+    names
+        Of the writers.
+    values
+        (writers, n, r), or (writers, n, d_model).
+    out
+        (writers, r, d_model), or None.
+    """
+
+    names: tuple[str, ...]
+    values: Array
+    out: Array | None = None
+
+    def project(self, weight: Array, out: Array) -> None:
+        """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
+        if self.out is None or self.values.shape[1] < self.out.shape[1]:
+            np.matmul(self.outputs(), weight, out=out)  # writer n [d] c
+            return
+        k, r, d = self.out.shape
+        projected = (self.out.reshape(-1, d) @ weight).reshape(k, r, -1)  # (writer r) [d] c
+        np.matmul(self.values, projected, out=out)  # writer n [r] c
+
+    def outputs(self) -> Array:
+        """Return the outputs, (writers, n, d_model)."""
+        return self.values if self.out is None else np.asarray(self.values @ self.out)  # writer n [r] d
+
+    def at(self, positions: Array) -> WriterGroup:
+        """Return the writers at some positions."""
+        return WriterGroup(self.names, self.values[:, positions], self.out)
+
+    def through(self, norm: FrozenNorm) -> WriterGroup:
+        """Return the writers behind a norm, without its bias."""
+        if self.out is None:
+            return WriterGroup(self.names, norm.linear(self.values))
+        out = norm.norm.centre(self.out) * norm.norm.weight
+        return WriterGroup(self.names, self.values / norm.divisors, out)
+
+
+@dataclass(frozen=True, eq=False)
+class Writers:
+    """All writers of a stream, whose outputs sum to it."""
+
+    groups: tuple[WriterGroup, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the writers, in order of the model."""
+        return tuple(name for group in self.groups for name in group.names)
+
+    def project(self, weight: Array, out: Array) -> None:
+        """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
+        start = 0
+        for group in self.groups:
+            group.project(weight, out[start : start + len(group.names)])
+            start += len(group.names)
+
+    def outputs(self) -> Array:
+        """Return the outputs, (writers, n, d_model)."""
+        return np.concatenate([group.outputs() for group in self.groups])
+
+    def at(self, positions: Array) -> Writers:
+        """Return the writers at some positions."""
+        return Writers(tuple(group.at(positions) for group in self.groups))
+
+    def through(self, norm: FrozenNorm | None) -> Writers:
+        """Return the writers behind a norm, without its bias; as they are for None."""
+        return self if norm is None else Writers(tuple(group.through(norm) for group in self.groups))
+
+
+def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, Writers]]:
+    """Yield every attention layer with the writers of the stream before it, before its norm.
+
+    The biases of all layers before it, of norms and outputs of attention, are one writer.
+    """
+    parts = model.embedding_parts
+    groups = [WriterGroup(tuple(parts), np.stack(list(parts.values())))]
+    biases = np.zeros_like(model.embedding)
+    for block in model.blocks:
+        constant = [WriterGroup((BIASES,), biases[None])] if biases.any() else []
+        yield from ((heads, Writers((*groups, *constant))) for heads in block.heads if heads is not None)
+        groups += _written(block)
+        biases = biases + sum(heads.constant for heads in block.heads if heads is not None)
+        if block.after is not None:
+            groups, biases = [group.through(block.after) for group in groups], block.after.apply(biases)
+
+
+def _written(block: FrozenBlock) -> list[WriterGroup]:
+    """Return what heads and feed-forward layers of a block add to the stream."""
+    groups = []
+    for branch, name, output in zip(block.branches, block.names, block.outputs, strict=True):
+        if isinstance(branch, FrozenHeads):
+            values = branch.linear_values if branch.behind is None else branch.linear_values / branch.behind.divisors
+            names = tuple(f"{name}.{h}" for h in range(len(values)))
+            groups.append(WriterGroup(names, values, branch.output_weights))
+        else:
+            groups.append(WriterGroup((name,), output[None]))
+    return groups
+
 
 BIAS = "bias"
 
@@ -50,19 +160,11 @@ def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> Que
 
     One group at a time bounds the memory: the factors of all heads would be as large as all writers twice.
     """
-    layer, group = heads.layer, heads.layer.n_heads // heads.layer.kv_heads
-    own = range(group * kv_head, group * (kv_head + 1))
-    projected = _project(heads, writers, own, kv_head)
-    q, k = projected[:-1], projected[-1]
-    if layer.latent_norm is not None:
-        q, k = layer.latent_norm.queries(q, heads.input), layer.latent_norm.keys(k, heads.input)
-    if layer.head_norm is not None:
-        norm = layer.head_norm
-        q = q * _norm_factors(q.sum(axis=1), norm.query, norm.eps)[:, None]
-        k = k * _norm_factors(k.sum(axis=0), norm.key, norm.eps)
-    if layer.rotary is not None:
-        positions = np.arange(len(heads.input))
-        q, k = layer.rotary.rotate(q, positions), layer.rotary.rotate(k, positions)
+    layer, x = heads.layer, heads.input
+    projected = _project(heads, writers, layer.query_heads(kv_head), kv_head)
+    q, k, positions = projected[:-1], projected[-1], np.arange(len(x))
+    q = layer.as_queries(q, x, positions, total=q.sum(axis=1, keepdims=True))
+    k = layer.as_keys(k, x, positions, total=k.sum(axis=0))
     return QueryKeyFactors(q * q.dtype.type(layer.scale), k)
 
 
@@ -99,12 +201,6 @@ def _constant(heads: FrozenHeads, weight: Array, biases: Array | None, head: int
     return constant if of_norm is None else np.asarray(constant + of_norm @ weight)  # [d] dh
 
 
-def _norm_factors(x: Array, weight: Array, eps: float) -> Array:
-    """Return the weights of RMSNorm over its divisors, for vectors x (..., d_head)."""
-    factors: Array = weight / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + eps)
-    return factors
-
-
 @dataclass(frozen=True, eq=False)
 class ScoreForm:
     """The bilinear form of one score: scale * x~_i query key^T x~_j^T, all divisors frozen.
@@ -124,30 +220,13 @@ class ScoreForm:
 
 def score_form(heads: FrozenHeads, head: int, query: int, key: int) -> ScoreForm:
     """Return the form of the score of one head between two positions."""
-    layer, kv_head = heads.layer, head // (heads.layer.n_heads // heads.layer.kv_heads)
-    sides = []
-    for position, index, weights, biases, is_query in (
-        (query, head, layer.W_Q, layer.b_Q, True),
-        (key, kv_head, layer.W_K, layer.b_K, False),
-    ):
-        weight = weights[index]
-        constant = _constant(heads, weight, biases, index)
-        x = heads.input[position]
-        vector = x @ weight + (0 if biases is None else biases[index])  # [d] dh
-        factors = _column_factors(layer, vector, x, is_query=is_query)
-        sides.append(np.vstack([weight, constant]) * factors)  # d~ dh
-    if layer.rotary is not None:
-        sides = [layer.rotary.rotate(side, at) for side, at in zip(sides, (query, key), strict=True)]
-    return ScoreForm(sides[0], sides[1], layer.scale)
-
-
-def _column_factors(layer: Attention, vector: Array, x: Array, *, is_query: bool) -> Array:
-    """Return what norms multiply the columns of one query or key (d_head,) of the input x (d_model,) with."""
-    factors = np.ones_like(vector)
-    if layer.latent_norm is not None:
-        divided = layer.latent_norm.queries if is_query else layer.latent_norm.keys
-        factors = divided(factors[None, None], x[None])[0, 0]
-    if layer.head_norm is not None:
-        weight = layer.head_norm.query if is_query else layer.head_norm.key
-        factors = factors * _norm_factors(factors * vector, weight, layer.head_norm.eps)
-    return factors
+    layer, kv_head = heads.layer, heads.layer.kv_head(head)
+    q = np.vstack([layer.W_Q[head], _constant(heads, layer.W_Q[head], layer.b_Q, head)])  # d~ dh
+    k = np.vstack([layer.W_K[kv_head], _constant(heads, layer.W_K[kv_head], layer.b_K, kv_head)])
+    x, y = heads.input[query], heads.input[key]
+    of_query, of_key = layer.with_bias("Q", head), layer.with_bias("K", kv_head)
+    return ScoreForm(
+        layer.as_queries(q, x, np.array(query), total=x @ of_query[:-1] + of_query[-1]),
+        layer.as_keys(k, y, np.array(key), total=y @ of_key[:-1] + of_key[-1]),
+        layer.scale,
+    )

@@ -17,7 +17,7 @@ from typing import Any
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._files import write_whole
 from tnlib._validate import as_count, as_path, is_list
-from tnlib_adapters.circuits.attribution.pair_attributions import ScoreAttribution
+from tnlib_adapters.circuits.attribution.query_key_attributions import ScoreAttribution
 from tnlib_adapters.files.json_file import JsonFile
 
 _INDEX = "graph-metadata.json"  # lists the graphs of a folder for the viewer

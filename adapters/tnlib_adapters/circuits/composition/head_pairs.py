@@ -23,12 +23,18 @@ from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.arguments import as_kind, as_layers, fold_norms_before_heads, has_layer_norm
+from tnlib_adapters.circuits.arguments import (
+    Kind,
+    as_kind,
+    as_layers,
+    fold_norms_before_heads,
+    has_layer_norm,
+    head_name,
+)
 from tnlib_adapters.circuits.composition.chance_level import Score, chance, unit
-from tnlib_adapters.circuits.head_names import Kind, head_name
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.result_table import Columns, Table, descending

@@ -27,10 +27,9 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, check_choice
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm
-from tnlib_adapters.circuits.head_names import head_name
+from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
@@ -276,7 +275,7 @@ def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Arra
     """Return bases as rows (head, d_head, d_model), padded with zeros to d_head, and their ranks (head,)."""
     bases, ranks = [], []
     for layer in layers:
-        shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+        shared = layer.group_size if side in "KV" else 1
         layer_bases = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
         for basis in layer_bases:
             rows = np.zeros((layer.d_head, layer.d_model), basis.dtype)
@@ -287,7 +286,7 @@ def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Arra
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
-    shared = layer.n_heads // layer.kv_heads if side in "KV" else 1
+    shared = layer.group_size if side in "KV" else 1
     w: Array = getattr(layer, f"W_{side}")[head // shared]
     columns = w.T if side == "O" else w  # d dh
     return span(columns - columns.mean(axis=0) if centred else columns)

@@ -8,7 +8,7 @@ from tnlib import ArgumentError
 from tnlib._validate import is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.arguments import AttentionHead, as_kind, as_two_heads
+from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
 from tnlib_adapters.circuits.diagrams.heads import (
     REACH,
     STEP,
@@ -23,7 +23,6 @@ from tnlib_adapters.circuits.diagrams.heads import (
     stream_copy,
     turned,
 )
-from tnlib_adapters.circuits.head_names import READS, Kind
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
 
 _DROP = 1.4  # distance from the stream down to its pattern

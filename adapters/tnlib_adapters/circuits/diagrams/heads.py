@@ -19,7 +19,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib.drawing import Bubble, Diagram, Leg, Node, join
 from tnlib.drawing.diagram import text
-from tnlib.drawing.node_kinds import array_node
+from tnlib.drawing.layout import array_node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import as_head
 
@@ -37,7 +37,7 @@ def to_key_value(
     layer: Attention, hub: int, node: int, selection: int, at: tuple[float, float]
 ) -> tuple[list[Node], list[Leg]]:
     """Return what joins the head index to key or value weights: a leg, or the node G, with the number `selection`."""
-    group = layer.n_heads // layer.kv_heads
+    group = layer.group_size
     if group == 1:
         return [], [Leg(hub, node, "", layer.n_heads, axes=(None, 0))]
     shared = Leg(selection, node, f"shared by {group}", layer.kv_heads, axes=(1, 0))

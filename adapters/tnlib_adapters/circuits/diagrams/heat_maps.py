@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.circuits.attribution.pair_attributions import PairAttribution
+from tnlib_adapters.circuits.attribution.query_key_attributions import PairAttribution
 from tnlib_adapters.circuits.composition.head_pairs import Compositions
 
 if TYPE_CHECKING:

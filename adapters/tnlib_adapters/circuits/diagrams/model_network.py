@@ -31,7 +31,7 @@ from tnlib_adapters.circuits.diagrams.sublayer_networks import (
 )
 from tnlib_adapters.reference.embedding import PatchEmbedding, TokenEmbedding
 from tnlib_adapters.reference.model import run
-from tnlib_adapters.reference.weights import Block, Branch, Weights, read_weights
+from tnlib_adapters.reference.weights import Branch, ResidualBlock, Weights, read_weights
 
 
 @accepts_models
@@ -274,7 +274,7 @@ class _ModelNetwork(Network):
                 groups.append([k])
         return groups
 
-    def _blocks_of(self, k: int) -> list[Block]:
+    def _blocks_of(self, k: int) -> list[ResidualBlock]:
         """Return the blocks of weights of a layer: attention, then what follows it, or both as one."""
         counts = [1 + (layer.second is not None and not layer.parallel) for layer in self.checkpoint.wiring.layers]
         return [] if self.weights is None else list(self.weights.blocks[sum(counts[:k]) : sum(counts[: k + 1])])

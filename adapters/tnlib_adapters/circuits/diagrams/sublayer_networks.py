@@ -13,8 +13,9 @@ from tnlib.drawing import Leg, Node
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import FeedForwardWiring
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.circuits.diagrams.heads import softmax_label
-from tnlib_adapters.reference.layers import Affine, FeedForward, softmax
+from tnlib_adapters.reference.layers import Affine, FeedForward
 
 Port: TypeAlias = tuple[int, int | None]  # number of a node and axis of its array
 Stream: TypeAlias = tuple[Port, Port]  # position and stream
@@ -255,17 +256,16 @@ class AttentionNetwork:
         weight, bias = getattr(self.layer, f"W_{letter}"), getattr(self.layer, f"b_{letter}")
         label = f"W{self.mark}_{letter}$" + ("" if bias is None else f"\nb{self.mark}_{letter}$")
         if self.biased and self.network.is_loaded:
-            last = np.zeros_like(weight[:, :1]) if bias is None else bias[:, None]
-            weight = np.concatenate([weight, last], axis=1)
+            weight = self.layer.with_bias(letter)
         return self.network.add("matrix", label, self.weight_x, self.rows[letter], weight)
 
     def _shared(self, letter: str, heads: Port, line: list[Point], at: Point) -> Line:
         """Return the line of query heads; that of fewer key heads leads through G."""
         layer = self.layer
-        count = layer.n_heads // layer.kv_heads
+        count = layer.group_size
         if count == 1 or letter == "Q":
             return heads, [*line, at]
-        group = self.network.add("matrix", f"G{self.mark}$", *at, np.repeat(np.eye(layer.kv_heads), count, axis=0))
+        group = self.network.add("matrix", f"G{self.mark}$", *at, layer.repeated(np.eye(layer.kv_heads)))
         self.network.join(heads, (group, 1), f"shared by {count}" if letter == "K" else "", layer.kv_heads, line)
         return (group, 0), []
 
@@ -304,10 +304,8 @@ def _pattern(layer: Attention) -> Callable[[Array], Array]:
 
     def pattern(products: Array) -> Array:
         positions = np.arange(products.shape[-1])
-        offsets = layer.offsets(positions[:, None] - positions)
-        scores = layer.scale * products + (0.0 if offsets is None else offsets)
-        scores = scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
-        return softmax(np.where(layer.mask(len(positions)), scores, -np.inf))
+        scores = layer.scaled(products.copy(), positions[:, None] - positions)
+        return layer.patterns_of(soft_capped(scores, layer.softcap))
 
     return pattern
 
@@ -320,7 +318,7 @@ def _reciprocals(layer: Attention, letter: str) -> Callable[[Array], Array]:
         x = x[:, : layer.d_model]  # without the constant coordinate
         ones = np.ones((1, len(x), layer.d_value if letter == "V" else layer.d_head))
         if letter == "V":
-            return np.asarray(ones[0] / norm.value_divisors(x)[:, None])
+            return np.asarray(ones[0] / norm.value_divisors(x))
         return np.asarray((norm.keys if letter == "K" else norm.queries)(ones, x)[0])
 
     return reciprocals

@@ -1,17 +1,82 @@
-"""Layers of a language model whose readers receive streams of their own, with the places of readers and writers."""
+"""Layers of a language model each of whose readers, heads included, receives a stream of its own."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.circuits.discovery.gated_heads import SIDES, GatedHeads, HeadValues
-from tnlib_adapters.reference.adjoints import feed_forward_adjoint, norm_adjoint
-from tnlib_adapters.reference.layers import Norm
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.softmax import library_of, like
+from tnlib_adapters.circuits.discovery.target_loss import differentiated
+from tnlib_adapters.reference.layers import Norm, normed
 from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
+
+SIDES = ("Q", "K", "V")
+
+
+@dataclass(frozen=True, eq=False)
+class GatedHeads:
+    """An attention layer with its norms, in which every query head has its own keys and values."""
+
+    layer: Attention
+    before: Norm | None
+    behind: Norm | None
+
+    @classmethod
+    def of(cls, branch: Branch) -> GatedHeads | None:
+        """Return the heads of an attention layer, None for another layer."""
+        layer = branch.layer
+        if not isinstance(layer, Attention):
+            return None
+        return cls(layer.of_heads(range(layer.n_heads)), branch.before, branch.behind)
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return self.layer.n_heads
+
+    @functools.cached_property
+    def single(self) -> tuple[GatedHeads, ...]:
+        """Every head as a layer."""
+        return tuple(GatedHeads(self.layer.of_heads([h]), self.before, self.behind) for h in range(self.n_heads))
+
+    @property
+    def has_bias(self) -> bool:
+        """True if the layer writes a constant beside its heads."""
+        return self.layer.b_O is not None or (self.behind is not None and self.behind.bias is not None)
+
+    def outputs(self, reads: Array) -> Array:
+        """Return what the heads write before a norm behind them, (h, b, n, d_model).
+
+        `reads` (3, h, b, n, d_model), or (3, 1, b, n, d_model), are the streams that queries, keys and values read,
+        before any norm.
+        """
+        layer, x = self.layer, normed(self.before, reads)
+        positions = np.arange(x.shape[-2])
+        q, k, v = layer.queries(x[0], positions), layer.keys(x[1], positions), layer.values(x[2])
+        return layer.head_outputs(layer.patterns_of(layer.scores_of(q, k, positions[:, None] - positions)), v)
+
+    def written(self, outputs: Array) -> Array:
+        """Return the outputs of all heads behind the norm, then that of the biases, (writers, b, n, d_model)."""
+        if not self.has_bias and self.behind is None:
+            return outputs
+        bias = 0.0 * outputs[:1]
+        if self.layer.b_O is not None:
+            bias = bias + like(self.layer.b_O, outputs)
+        writers: Array = library_of(outputs).concat([outputs, bias])
+        if self.behind is None:
+            return writers
+        norm = self.behind
+        centred = norm.centre(writers)
+        y = centred / norm.divisors(centred.sum(0)) * like(norm.weight, outputs)
+        if norm.bias is not None:
+            y[-1] += like(norm.bias, outputs)
+        return y if self.has_bias else y[:-1]
 
 
 @dataclass(frozen=True)
@@ -55,25 +120,24 @@ class Segment:
 
     def normed(self, stream: Array) -> Array:
         """Return the stream behind the norm at the end."""
-        return stream if self.norm is None else self.norm(stream)
-
-    def adjoint(self, stream: Array, grad: Array) -> Array:
-        """Return the gradient of the stream before the norm at the end."""
-        return grad if self.norm is None else norm_adjoint(self.norm, stream, grad)
+        return normed(self.norm, stream)
 
 
 class LayerValues(NamedTuple):
-    """Input of the readers of a layer, its values, and its output before and behind a norm."""
+    """Input of the readers of a layer, its output before and behind a norm, and its vector-Jacobian product, or None.
+
+    The last one takes the gradient of a loss by `written` to that by `reads`.
+    """
 
     reads: Array  # reader b n d
-    heads: HeadValues | None
     outputs: Array  # writer b n d
     written: Array
+    pull_back: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GatedLayer:
-    """An attention or feed-forward layer with its norms, the rows of its readers and the places of its writers."""
+    """An attention or feed-forward layer with its norms, the rows of its readers and the numbers of its writers."""
 
     name: str
     branch: Branch
@@ -104,40 +168,31 @@ class GatedLayer:
     def run(self, reads: Array) -> LayerValues:
         """Return what the layer writes if its readers receive `reads` (reader, b, n, d), or all (1, b, n, d)."""
         if self.heads is not None:
-            values = self.heads.values(self._by_side(reads))
-            outputs = self.heads.outputs(values)
-            return LayerValues(reads, values, outputs, self.heads.written(outputs))
-        x = reads if self.branch.before is None else self.branch.before(reads)
-        outputs = self.branch.layer(x)  # type: ignore[operator]
-        return LayerValues(reads, None, outputs, outputs if self.branch.behind is None else self.branch.behind(outputs))
+            outputs = self.heads.outputs(self._by_side(reads))
+            return LayerValues(reads, outputs, self.heads.written(outputs))
+        outputs = self.branch.layer(normed(self.branch.before, reads))  # type: ignore[operator]
+        return LayerValues(reads, outputs, normed(self.branch.behind, outputs))
+
+    def differentiate(self, reads: Array) -> LayerValues:
+        """Return what `run` returns, with gradients."""
+        written, pull_back = differentiated(lambda tensor: self.run(tensor).written, reads)
+        return LayerValues(reads, written, written, pull_back)
 
     def run_head(self, values: LayerValues, row: int, read: Array) -> Array:
         """Return what the layer writes if the reader in one row receives `read` (1, b, n, d) instead."""
         if self.heads is None:
             return self.run(read).written
         side, h = divmod(row - self.reader.rows.start, self.heads.n_heads)
-        single = slice(h, h + 1)
-        reads = self._by_side(values.reads)[:, single].copy()
+        by_side = self._by_side(values.reads)
+        reads = by_side[:, [0 if by_side.shape[1] == 1 else h]]  # a copy
         reads[side] = read
         outputs = values.outputs.copy()
-        outputs[single] = self.heads.outputs(self.heads.values(reads, single), single)
+        outputs[h : h + 1] = self.heads.single[h].outputs(reads)
         return self.heads.written(outputs)
-
-    def adjoint(self, values: LayerValues, grad: Array) -> Array:
-        """Return the gradients of what the readers receive from those of what the layer writes."""
-        if self.heads is not None and values.heads is not None:
-            of_outputs = self.heads.written_adjoint(values.outputs, grad)
-            of_sides = self.heads.adjoint(values.heads, of_outputs)
-            return of_sides.reshape(values.reads.shape)
-        before, behind = self.branch.before, self.branch.behind
-        grad = grad if behind is None else norm_adjoint(behind, values.outputs, grad)
-        x = values.reads if before is None else before(values.reads)
-        grad = feed_forward_adjoint(self.branch.layer, x, grad)  # type: ignore[arg-type]
-        return grad if before is None else norm_adjoint(before, values.reads, grad)
 
     def _by_side(self, reads: Array) -> Array:
         if len(reads) == 1:
-            return np.broadcast_to(reads, (len(SIDES), *reads.shape))  # side 1 b n d
+            return library_of(reads).broadcast_to(reads, (len(SIDES), *reads.shape))  # type: ignore[no-any-return]
         return reads.reshape(len(SIDES), -1, *reads.shape[1:])  # side h b n d
 
 

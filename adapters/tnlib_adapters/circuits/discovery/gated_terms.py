@@ -14,7 +14,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
-from tnlib_adapters.circuits.discovery.targets import Targets, targets_of
+from tnlib_adapters.circuits.discovery.target_loss import Targets, targets_of
 from tnlib_adapters.circuits.paths.attention_terms import NAMES, OpenLayer, composed
 from tnlib_adapters.circuits.paths.stream_parts import split_stream
 from tnlib_adapters.reference.model import Forward, run
@@ -79,12 +79,11 @@ def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> 
         )
     streams = {"direct": forward.residuals[0]}  # b n d
     for number, layer in enumerate(layers):
-        group, patterns = layer.n_heads // layer.kv_heads, forward.patterns[number]  # b h n n
+        patterns = forward.patterns[number].swapaxes(0, 1)  # h b n n
         for name, s in list(streams.items()):
             before = "" if name == "direct" else f"{name} "
-            for h in range(layer.n_heads):
-                v = s @ layer.W_V[h // group]  # b n [d] dh
-                streams[f"{before}{number}.{h}"] = patterns[:, h] @ v @ layer.W_O[h]  # b n [n'] [dh] d
+            written = layer.head_outputs(patterns, layer.values(s[None], constant=0.0))  # h b n d
+            streams |= {f"{before}{number}.{h}": output for h, output in enumerate(written)}
     rows = np.stack([s[targets.at] for s in streams.values()])
     return AdditiveTerms(targets, tuple(streams), rows, forward.residuals[-1][targets.at])
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.discovery.targets import Targets
+from tnlib_adapters.circuits.discovery.target_loss import Targets
 from tnlib_adapters.reference.key_value_cache import CachedAttention, run_last_positions
-from tnlib_adapters.reference.weights import Block, Weights
+from tnlib_adapters.reference.weights import ResidualBlock, Weights
 
 
 def losses_without_attention(weights: Weights, targets: Targets, blocked: Array) -> tuple[Array, Array]:
@@ -61,7 +61,7 @@ def _first_changed(weights: Weights, blocked: Array) -> int:
     return int(queries[0]) if len(queries) else len(blocked) - 1
 
 
-def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: int) -> Iterator[Array]:
+def _changes(block: ResidualBlock, cache: list[CachedAttention], blocked: Array, first: int) -> Iterator[Array]:
     """Yield for every attention layer of a block what each of its heads, knocked out, adds to the stream, (h, m, d)."""
     layers = [(branch.layer, branch.behind) for branch in block.branches if isinstance(branch.layer, Attention)]
     for (layer, behind), values in zip(layers, cache, strict=True):
@@ -69,15 +69,15 @@ def _changes(block: Block, cache: list[CachedAttention], blocked: Array, first: 
         left = np.where(blocked[first:], 0, patterns)
         sums = left.sum(axis=-1, keepdims=True)
         left = np.divide(left, sums, out=np.zeros_like(left), where=sums > 0)
-        changes = (left - patterns) @ layer.repeated(values.values)[:, 0] @ layer.W_O  # h m [n] [dh] d
+        changes = layer.head_outputs(left - patterns, values.values[:, 0])  # h m d
         written = values.written[0, first:]
         yield changes if behind is None else behind(written + changes) - behind(written)
 
 
 def _behind(
-    block: Block, before: Array, after: Array, change: Array, first: int, cache: list[CachedAttention]
+    block: ResidualBlock, before: Array, after: Array, change: Array, first: int, cache: list[CachedAttention]
 ) -> Array:
     """Return the stream (h, m, d) behind a block whose layers add `change` (h, m, d) to what they write."""
     if block.after is None:
         return after + change
-    return block.after(run_last_positions(Block(block.branches, None), before, first, cache)[0] + change)
+    return block.after(run_last_positions(ResidualBlock(block.branches, None), before, first, cache)[0] + change)

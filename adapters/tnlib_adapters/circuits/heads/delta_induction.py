@@ -25,8 +25,8 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_real
-from tnlib_adapters.checkpoints.array_checkpoint import checkpoint_of_arrays
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.checkpoints.modified import checkpoint_of_arrays
 
 
 def build_induction(vocab: int = 128, context: int = 96, *, sharpness: float = 20.0) -> Checkpoint:

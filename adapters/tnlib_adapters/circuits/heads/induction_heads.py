@@ -25,17 +25,17 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_real_dtype, as_rng
 from tnlib.interop import quimb
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.attention.frozen.residual_product import Head
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
+from tnlib_adapters.circuits.arguments import head_name
 from tnlib_adapters.circuits.composition.head_pairs import compositions
-from tnlib_adapters.circuits.discovery.gated_model import GatedModel
-from tnlib_adapters.circuits.discovery.targets import targets_of
-from tnlib_adapters.circuits.head_names import head_name
+from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
+from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
 from tnlib_adapters.circuits.heads.repeated_sequences import random_segments, segments_twice
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
-from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import HeadTable, descending

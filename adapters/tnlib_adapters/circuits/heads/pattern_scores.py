@@ -19,8 +19,8 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
-from tnlib_adapters.attention.frozen.residual_product import Head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
+from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, as_weights

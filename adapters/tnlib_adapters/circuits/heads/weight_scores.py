@@ -34,12 +34,10 @@ from tnlib_adapters.circuits.effective_head import (
     StreamHead,
     TokenPositionParts,
     as_length,
-    columns,
     split_queries_and_keys,
     stream_head,
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
-from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.result_table import HeadTable
 
 
@@ -142,7 +140,7 @@ def weight_scores(
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
         parts = split_queries_and_keys(head, words, n, average=True)
         previous[at] = np.diagonal(position_pattern(parts), -1).mean()
-        query, key = columns(head.attention, "Q"), columns(head.attention, "K")
+        query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
         turn = _mean_turn(parts)
         query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
         towards = turn @ query.T @ moved  # r [r] [d~] d~
@@ -164,15 +162,10 @@ def weight_scores(
 
 def position_pattern(parts: TokenPositionParts) -> Array:
     """Return the pattern (n, n) of a head with the mean token at every position."""
-    layer, n = parts.attention, parts.n
-    visible, i = layer.mask(n), np.arange(n)
-    scores = np.empty((n, n))
-    for query in i:
-        keys = parts.turned(parts.keys + parts.keys_at, query - i)  # j dh
-        scores[query] = keys @ (parts.queries[0] + parts.queries_at[query]) + parts.offsets(query - i)  # j [dh]
-    scores *= layer.scale
-    capped = scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
-    return softmax(np.where(visible, capped, -np.inf))
+    layer, positions = parts.attention, np.arange(parts.n)
+    q = layer.as_queries(parts.queries + parts.queries_at, parts.queries_at, positions)
+    k = layer.as_keys(parts.keys + parts.keys_at, parts.keys_at, positions)
+    return np.asarray(layer.patterns_of(layer.scores_of(q[None], k[None], positions[:, None] - positions))[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,1 @@
 """Paths through attention layers and their contributions to outputs and losses."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -20,13 +20,12 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_flag, check_choice, is_one_of
 from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
-from tnlib_adapters.circuits.arguments import as_directions, as_kind, check_self_attention
-from tnlib_adapters.circuits.head_names import Kind
+from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
 from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
-from tnlib_adapters.reference.layers import softmax
 from tnlib_adapters.reference.weights import read_weights
 
 Names = Sequence[str] | None
@@ -95,16 +94,16 @@ class OpenLayer:
 
     @functools.cached_property
     def _sides(self) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of every part, (part, h, n, dh) each."""
-        layer, x = self.attention, self.parts.arrays
-        group = layer.n_heads // layer.kv_heads
-        q = _project(x, layer.W_Q, layer.b_Q)
-        k, v = (
-            np.repeat(_project(x, w, b), group, axis=1) for w, b in ((layer.W_K, layer.b_K), (layer.W_V, layer.b_V))
+        """Queries, keys and values of every part, (h, part, n, dh) each; the first part carries the biases."""
+        layer, x = self.attention, self.parts.arrays[None]  # 1 part n d
+        constant = np.zeros((x.shape[1], 1, 1), x.dtype)
+        constant[0] = 1
+        positions = np.arange(x.shape[2])
+        return (
+            layer.queries(x, positions, constant),
+            layer.keys(x, positions, constant),
+            layer.values(x, constant),
         )
-        if layer.rotary is not None:
-            q, k = (layer.rotary.rotate(columns, np.arange(q.shape[2])) for columns in (q, k))
-        return q, k, v
 
     def __repr__(self) -> str:
         return f"OpenLayer({self.attention!r} on {self.parts!r})"
@@ -116,11 +115,9 @@ class OpenLayer:
         """
         q, k, _ = self._sides
         some_q, some_k = (self.parts.index("OpenLayer.scores", names) for names in (query, key))
-        left, right = q[some_q].sum(axis=0), k[some_k].sum(axis=0)
-        scores: Array = self.attention.scale * (left @ right.transpose(0, 2, 1))  # h n [dh] n
-        positions = np.arange(scores.shape[1])
-        offsets = self.attention.offsets(positions[:, None] - positions)  # h n n
-        return scores if offsets is None or 0 not in some_q or 0 not in some_k else scores + offsets
+        positions = np.arange(q.shape[2])
+        distances = positions[:, None] - positions if 0 in some_q and 0 in some_k else None
+        return self.attention.bilinear_scores(q[:, some_q].sum(axis=1), k[:, some_k].sum(axis=1), distances)
 
     def score_terms(self) -> Array:
         """Return the score terms of all pairs of parts, (query parts, key parts, heads, n, n); sum: the scores."""
@@ -130,20 +127,18 @@ class OpenLayer:
     def pattern(self, scores: Array | None = None) -> Array:
         """Return the attention weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""
         s = self.scores() if scores is None else self._of_heads("pattern", "scores", scores)
-        visible = self.attention.mask(s.shape[-1])
         if not self.softmax:
-            return np.where(visible, s, 0)
-        cap = self.attention.softcap
-        return softmax(np.where(visible, s if cap is None else cap * np.tanh(s / cap), -np.inf))
+            return np.where(self.attention.mask(s.shape[-1]), s, 0)
+        return self.attention.patterns_of(soft_capped(s, self.attention.softcap))
 
     def output(self, value: Names = None, *, pattern: Array | None = None) -> Array:
         """Return the outputs of the heads for some value parts, (heads, n, d_model), by default for all.
 
         This is V-composition: for a fixed pattern the outputs of the parts add up.
         """
-        v = self._sides[2][self.parts.index("OpenLayer.output", value)].sum(axis=0)
+        v = self._sides[2][:, self.parts.index("OpenLayer.output", value)].sum(axis=1)
         a = self.pattern() if pattern is None else self._of_heads("output", "pattern", pattern)
-        return np.asarray(a @ v @ self.attention.W_O)  # h n [n'] [dh] d
+        return self.attention.head_outputs(a, v)
 
     def pattern_terms(self, *, rtol: float = 1e-10) -> SoftmaxAttributions:
         """Return the pattern as uniform attention plus one term per pair of parts, by a path integral of the softmax.
@@ -237,14 +232,6 @@ def pair_effects(
         effects.append(outputs[:, position] @ np.atleast_2d(w).T)  # h [d] k
     by_direction = np.moveaxis(np.stack(effects), 2, 0)  # k part h
     return layer.parts.names, by_direction if w.ndim == 2 else by_direction[0]
-
-
-def _project(parts: Array, weight: Array, bias: Array | None) -> Array:
-    """Return (part, h, n, dh); the first part carries the bias."""
-    out: Array = parts[:, None] @ weight  # part h n [d] dh
-    if bias is not None:
-        out[0] += bias[:, None]
-    return out
 
 
 @dataclass(frozen=True, eq=False)

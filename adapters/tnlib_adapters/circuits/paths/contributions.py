@@ -23,14 +23,13 @@ from tnlib import ArgumentError, ArgumentTypeError, KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.frozen.stack import FrozenStack
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
+from tnlib_adapters.frozen.frozen_stack import FrozenStack, Head
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class ConcatenatedHeads:
     """The heads of a layer concatenated: input weights (d, R), output weights (R, d), and the columns of each head."""
 
     patterns: Array
@@ -40,7 +39,7 @@ class Layer:
     constant: Array
 
     @classmethod
-    def of(cls, terms: KroneckerTerms, constant: Array) -> Layer:
+    def of(cls, terms: KroneckerTerms, constant: Array) -> ConcatenatedHeads:
         """Return the concatenated heads of one layer; right matrices of the terms act on columns."""
         pairs = [(b.right.T, b.left.T) if isinstance(b, LowRank) else (b.T, np.eye(len(b))) for b in terms.right]
         ends = np.cumsum([0] + [p.shape[1] for p, _ in pairs])
@@ -75,7 +74,7 @@ def _times(x: Array, w: Array) -> Array:
     return parallel_matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[1])  # (... n) [d] r
 
 
-def forward_by_order(layers: Sequence[Layer], x: Array, m: int) -> Iterator[Array]:
+def forward_by_order(layers: Sequence[ConcatenatedHeads], x: Array, m: int) -> Iterator[Array]:
     """Yield the streams (order, n, d) before every layer and after the last."""
     s = x[None]
     for layer in layers:
@@ -111,15 +110,15 @@ def by_sum(pairs: Array, m: int) -> Array:
     return out
 
 
-def heads_of(layers: Sequence[Layer]) -> tuple[Head, ...]:
+def heads_of(layers: Sequence[ConcatenatedHeads]) -> tuple[Head, ...]:
     """Return the heads as (layer, head), first layer first."""
     return tuple((number, head) for number, layer in enumerate(layers) for head in range(len(layer.patterns)))
 
 
-def path_arguments(function: str, stack: Any, x: Any) -> tuple[list[Layer], Array]:
+def path_arguments(function: str, stack: Any, x: Any) -> tuple[list[ConcatenatedHeads], Array]:
     """Return the layers of a stack and the input stream, validated."""
     check_stack(function, stack)
-    layers = [Layer.of(layer.terms, layer.constant) for layer in stack.layers]
+    layers = [ConcatenatedHeads.of(layer.terms, layer.constant) for layer in stack.layers]
     x = as_array(function, "x", x)
     if x.shape != layers[0].constant.shape:
         raise ArgumentError(

@@ -26,11 +26,10 @@ from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.frozen.frozen_model import FrozenModel
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.result_table import Columns, Table, descending
-from tnlib_adapters.transforms.frozen_heads import FrozenHeads
-from tnlib_adapters.transforms.frozen_model import FrozenModel
-from tnlib_adapters.transforms.frozen_norm import FrozenNorm
 
 _SHOWN = 8  # rows of a printed table
 

@@ -11,16 +11,15 @@ import numpy as np
 from tnlib import ArgumentTypeError
 from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.attention.frozen.residual_product import Head
-from tnlib_adapters.attention.frozen.stack import FrozenStack
 from tnlib_adapters.circuits.paths.contributions import (
-    Layer,
+    ConcatenatedHeads,
     forward_by_order,
     heads_of,
     longest_order,
     padded,
     path_arguments,
 )
+from tnlib_adapters.frozen.frozen_stack import FrozenStack, Head
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ def path_losses(
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
-    >>> from tnlib_adapters.reference.layers import log_softmax
+    >>> from tnlib_adapters.attention.softmax import log_softmax
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:30], 2)
@@ -114,7 +113,7 @@ def _number(loss: Callable[[Array], float], stream: Array) -> float:
     return float(value)
 
 
-def _through(layers: list[Layer], number: int, values: list[Array]) -> Array:
+def _through(layers: list[ConcatenatedHeads], number: int, values: list[Array]) -> Array:
     """Return the addition of every head of a layer to the last stream, directly and through later layers, (h, n, d)."""
     layer = layers[number]
     s = np.stack([v @ layer.out[columns] for v, columns in zip(values, layer.head_columns, strict=True)])  # h n [r] d

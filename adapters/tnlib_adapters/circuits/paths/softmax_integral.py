@@ -32,7 +32,7 @@ from tnlib import ArgumentError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_real
-from tnlib_adapters.reference.layers import softmax
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.result_table import Columns, Table, descending
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
@@ -195,9 +195,9 @@ def _through_mean_derivative(
 def _weights(scores: Array, mask: Array, softcap: float | None) -> tuple[Array, Array]:
     """Return attention weights, and the derivative of the soft cap."""
     if softcap is None:
-        return softmax(np.where(mask, scores, -np.inf)), np.ones(())
+        return softmax(scores, mask), np.ones(())
     t = np.tanh(scores / softcap)
-    return softmax(np.where(mask, softcap * t, -np.inf)), 1 - t * t
+    return softmax(softcap * t, mask), 1 - t * t
 
 
 def _ranges(scores: Array, mask: Array) -> Array:

@@ -18,7 +18,7 @@ from tnlib._validate import is_list
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.reference.layers import Norm, softmax
+from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import Branch, Weights, as_weights, named_blocks
 
 
@@ -159,15 +159,11 @@ def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Ar
 
 
 def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
-    patterns = softmax(np.where(layer.mask(len(x)), layer.scores(x), -np.inf))  # h n n
-    group = layer.n_heads // layer.kv_heads
-    values = x @ layer.W_V + (0 if layer.b_V is None else layer.b_V[:, None])  # kv n [d] dh
-    if layer.latent_norm is not None:
-        values = values / layer.latent_norm.value_divisors(x)[:, None]
-    outputs = {f"{name}.{h}": a @ values[h // group] @ layer.W_O[h] for h, a in enumerate(patterns)}  # n [n'] [dh] d
+    outputs = layer.head_outputs(layer.patterns_of(layer.scores(x)), layer.values(x))  # h n d
+    parts = {f"{name}.{h}": output for h, output in enumerate(outputs)}
     if layer.b_O is not None:
-        outputs[f"{name}.bias"] = np.tile(layer.b_O, (len(x), 1))
-    return outputs
+        parts[f"{name}.bias"] = np.tile(layer.b_O, (len(x), 1))
+    return parts
 
 
 def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str, Array]:

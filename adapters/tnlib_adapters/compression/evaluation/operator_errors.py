@@ -103,7 +103,7 @@ def _squared_errors(
     heads: Sequence[HeadReport], old: Projections, new: Projections, described: Sequence[Description], sizes: Sizes
 ) -> list[float]:
     """Return the squared relative error of every block of one layer's attention."""
-    squares, n_shared = list[float](), sizes.n_heads // sizes.kv_heads
+    squares, n_shared = list[float](), sizes.group_size
     for own in described:
         if own.kind == "heads":
             groups = [heads[start : start + n_shared] for start in range(0, sizes.n_heads, n_shared)]

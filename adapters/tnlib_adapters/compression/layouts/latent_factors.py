@@ -110,7 +110,7 @@ def _latent(keys: Array, projections: Projections, sizes: Sizes, moments: KeyMom
     left, right = components(np.concatenate([keys, values], 1), moments.inputs, slopes).first(rank)
     parts = (right[:, :n], right[:, n:])
     by_head = np.concatenate([part.reshape(len(right), sizes.kv_heads, -1) for part in parts], -1)
-    return left, np.repeat(by_head, sizes.n_heads // sizes.kv_heads, axis=1)
+    return left, np.repeat(by_head, sizes.group_size, axis=1)
 
 
 def _leading(keys: Array, gradients: Array) -> tuple[Array, Array]:

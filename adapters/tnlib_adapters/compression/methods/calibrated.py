@@ -106,7 +106,7 @@ def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projec
     if keys and "k" in biases:
         biases["k"] = np.zeros_like(biases["k"])
     if "v" in biases and "o" in biases:
-        by_head = np.repeat(biases["v"].reshape(sizes.kv_heads, -1), sizes.n_heads // sizes.kv_heads, axis=0)
+        by_head = sizes.repeated(biases["v"].reshape(sizes.kv_heads, -1))
         added = by_head.ravel().astype(np.float64) @ projections.weights["o"]
         biases["o"] = (biases["o"] + added).astype(biases["o"].dtype)
         biases["v"] = np.zeros_like(biases["v"])

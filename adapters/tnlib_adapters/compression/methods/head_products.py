@@ -32,7 +32,7 @@ class Heads:
     """
 
     def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
-        self._pairs, self._n_heads = pairs, sizes.n_heads // sizes.kv_heads
+        self._pairs, self._n_heads = pairs, sizes.group_size
         self._operators = [
             parallel_map(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
             for pair in pairs
@@ -97,7 +97,7 @@ def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes:
 
 def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
     """Return the inner columns of the heads of a projection that share a key and value head."""
-    count = sizes.n_heads // sizes.kv_heads if name in "qo" else 1
+    count = sizes.group_size if name in "qo" else 1
     heads = range(group * count, (group + 1) * count)
     width = sizes.of_head(name)
     return [slice(head * width, (head + 1) * width) for head in heads]

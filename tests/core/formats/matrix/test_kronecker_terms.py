@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-from kronecker_cases import some, terms
+from format_cases import some, terms
 
 import tnlib
 

@@ -1,7 +1,0 @@
-"""Attention with frozen patterns: affine operators, their products and paths."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

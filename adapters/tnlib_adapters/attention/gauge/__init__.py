@@ -1,1 +1,0 @@
-"""Gauge freedom of attention heads, and canonical forms of their weights."""

@@ -1,0 +1,118 @@
+"""Loss on target tokens, cross-entropy or KL divergence, and gradients by the automatic differentiation of torch.
+
+The forward passes of `reference` and of `AttentionWeights` accept tensors of torch as the stream: what torch
+differentiates is the numpy forward pass itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import import_optional
+from tnlib_adapters.attention.softmax import like, log_softmax
+from tnlib_adapters.reference.layers import Norm, Unembedding, normed
+from tnlib_adapters.reference.model import check_mask
+from tnlib_adapters.reference.weights import Weights
+
+
+def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return function(x), and its vector-Jacobian product: from the gradient of a loss by function(x) to that by x.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> value, pull_back = differentiated(lambda x: x**2, np.array([1.0, 3.0]))  # doctest: +SKIP
+    >>> value, pull_back(np.ones(2))  # doctest: +SKIP
+    (array([1., 9.]), array([2., 6.]))
+    """
+    torch = import_optional("the gradient of a circuit", "torch", "torch")
+    at = torch.tensor(x, requires_grad=True)
+    value: Any = function(at)
+
+    def pull_back(grad: Array) -> Array:
+        (found,) = torch.autograd.grad(value, at, torch.tensor(grad))
+        gradient: Array = found.numpy()
+        return gradient
+
+    return value.detach().numpy(), pull_back
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Tokens (b, n), a mask of target tokens, and the map from the final stream to logits.
+
+    Without `reference` the loss is the mean cross-entropy of the targets, in nats. With `reference` (t, vocab),
+    log-probabilities, it is the mean KL divergence of the predictions from them.
+    """
+
+    tokens: Array
+    counted: Array
+    unembed: Unembedding
+    final_norm: Norm | None = None
+    reference: Array | None = None
+
+    @property
+    def at(self) -> Array:
+        """Positions whose next token is a target, (b, n)."""
+        return np.roll(self.counted, -1, axis=1)
+
+    def loss(self, stream: Array) -> float:
+        """Return the loss of a final stream (b, n, d)."""
+        return self.loss_of_rows(stream[self.at])
+
+    def loss_of_rows(self, rows: Array) -> float:
+        """Return the loss of the target rows (t, d) alone."""
+        return float(self._loss(rows))
+
+    def _loss(self, rows: Array) -> Array:
+        log_p = self.log_probabilities(rows)
+        if self.reference is None:
+            actual = self.tokens[self.counted]  # t, in the order of `at`
+            return -log_p[np.arange(len(actual)), actual].mean()  # type: ignore[no-any-return]
+        reference = like(self.reference, log_p)
+        divergences: Array = like(np.exp(self.reference), log_p) * (reference - log_p)
+        return divergences.sum() / len(log_p)  # type: ignore[no-any-return]
+
+    def losses_of_rows(self, rows: Array, actual: Array) -> Array:
+        """Return the cross-entropy of tokens (t,) as predicted by rows (t, d) of the final stream, (t,)."""
+        hidden = normed(self.final_norm, rows)
+        return self.unembed.log_partitions(hidden) - self.unembed.logits_of(hidden, actual)
+
+    def log_probabilities(self, rows: Array) -> Array:
+        """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""
+        return log_softmax(self.unembed(normed(self.final_norm, rows)))
+
+    def compared_with(self, stream: Array) -> Targets:
+        """Return the same targets with the KL divergence from the predictions of a final stream (b, n, d)."""
+        return replace(self, reference=self.log_probabilities(stream[self.at]))
+
+    def slope(self, stream: Array) -> Array:
+        """Return the gradient of the loss with respect to the final stream, (b, n, d)."""
+        out = np.zeros_like(stream)
+        out[self.at] = self.slope_of_rows(stream[self.at])
+        return out
+
+    def slope_of_rows(self, rows: Array) -> Array:
+        """Return the gradient of the loss with respect to the target rows, (t, d)."""
+        return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
+
+
+def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:
+    """Return the targets for tokens and mask, validated."""
+    if weights.unembed is None:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding, got a {weights.architecture}; use a language model."
+        )
+    tokens = weights.embedding.check(function, tokens, weights.context)
+    return Targets(tokens, check_mask(function, mask, tokens), weights.unembed, weights.final_norm)
