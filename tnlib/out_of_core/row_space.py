@@ -17,9 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import times_adjoint
-from tnlib.linalg.projection import adjoint_times, residual_norm
-from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
+from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.randomized import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.passes import Passes, add

@@ -22,9 +22,9 @@ from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
 from tnlib.linalg.gram import gram
+from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
-from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
 
 if TYPE_CHECKING:
