@@ -102,7 +102,7 @@ def contenders(path: Path, shape: tuple[int, ...], norm: float, client: Any) -> 
         return float(np.sqrt(norm**2 - singular_values @ singular_values)) / norm  # of an orthogonal projection
 
     return {
-        "tt_svd": lambda: tnlib.tt_svd(x, rtol=RTOL, client=client).error,
+        "tt_svd": lambda: tnlib.tt_svd(x, rtol=RTOL, storage=tnlib.Storage(client=client)).error,
         "svd_compressed": compressed,
         "svd_compressed, 1 power iteration": lambda: compressed(n_power_iter=1),
     }

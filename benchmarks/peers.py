@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+import tnlib
 from benchmarks.attention import COMPOSITION, HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
-from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
 from benchmarks.crosses import CROSS, SUM
-from benchmarks.entry import Entry, resolve, unchanged
+from benchmarks.entry import SPLIT, Entry, per_bond, quimb_cores, resolve, tnlib_cores, to_torch, unchanged
 
 
 def _pyttb(x: np.ndarray, _: Case) -> Any:
@@ -76,9 +76,9 @@ TRAIN = (
     Entry(
         "tnlib, one pass",
         "tnlib:tt_svd",
-        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, one_pass=True),
+        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, storage=tnlib.Storage(one_pass=True)),
         tnlib_cores,
-        "tt_svd(x, max_rank=rank, rtol=rtol, one_pass=True); the error is estimated",
+        "tt_svd(x, max_rank=rank, rtol=rtol, storage=Storage(one_pass=True)); the error is estimated",
     ),
     Entry(
         "quimb, Gram mode",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,17 @@ from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, OURS, Comparison, Results
-from benchmarks.tables import table
 
 CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call", "remark")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"| {' | '.join(header)} |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
 
 
 def write(data: dict[str, Any], page: Path) -> None:
@@ -235,17 +243,18 @@ def _memory(results: Results) -> Iterator[str]:
 
 
 def _past_memory(results: Results) -> Iterator[str]:
-    from benchmarks.past_memory import NOISE, RANK, RTOL
+    from benchmarks.memory import NOISE, RANK, RTOL
 
     found = results.data["past memory"]
     yield from ("## Past memory", "")
     words = (
         f"The input is a file of float64 numbers of shape 2 x 2 x ..., a train of rank {RANK} plus noise of norm ",
-        f"{NOISE:g}. tt_svd runs with rtol {RTOL:g} and `memory=` {_megabytes(found[0]['memory'])}. It reads the file ",
-        "twice, and is compared ",
+        f"{NOISE:g}. tt_svd runs with rtol {RTOL:g} and a limit of {_megabytes(found[0]['memory'])}. It reads the ",
+        "file twice, and is compared ",
         "with two plain reads in the same process; the file is dropped from the page cache before each pair. ",
         "The peak is that of the whole process, libraries included. One pass is tt_svd with the same tolerance, ",
-        f"`max_rank={RANK}` and `one_pass=True`, after the other in the same process; its error is an estimate.",
+        f"`max_rank={RANK}` and `Storage(one_pass=True)`, after the other in the same process; its error is an ",
+        "estimate.",
     )
     yield from textwrap.wrap("".join(words), 120)
     yield ""

@@ -30,8 +30,8 @@ def fits(x: npt.NDArray[np.float32]) -> tuple[float, bool]:
 
 def streams(slabs: Iterator[npt.NDArray[np.float64]]) -> tuple[float, tuple[int, ...]]:
     stream = tnlib.SlabStream(slabs, (100, 20, 20), np.float64)
-    fit: tnlib.Fit[tnlib.TensorTrain] = tnlib.tt_svd(stream, max_rank=8, rtol=1e-3, one_pass=True)
-    return fit.error, tnlib.tucker(stream, max_rank=8, one_pass=True).value.ranks
+    fit: tnlib.Fit[tnlib.TensorTrain] = tnlib.tt_svd(stream, max_rank=8, rtol=1e-3)
+    return fit.error, tnlib.tucker(stream, max_rank=8, storage=tnlib.Storage(memory=2**30)).value.ranks
 
 
 def gauges(train: tnlib.TensorTrain, low: tnlib.LowRank, cp: tnlib.CP) -> tuple[float, tnlib.CP, int]:

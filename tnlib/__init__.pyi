@@ -64,7 +64,8 @@ from .ops.inner import inner as inner
 from .ops.kron import kron as kron
 from .ops.kron import outer as outer
 from .ops.round import round as round
-from .out_of_core.slab_stream import SlabStream as SlabStream
+from .out_of_core.one_read import SlabStream as SlabStream
+from .out_of_core.storage import Storage as Storage
 
 __version__: str
 __all__: list[str]

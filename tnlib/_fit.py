@@ -137,10 +137,12 @@ def report(
     n_iter: int = 0,
     stationary: bool = True,
     notes: tuple[str, ...] = (),
+    estimate: str = "",
 ) -> Fit[F]:
     """Return the `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
 
-    `stationary` is False for an iteration that ran out of steps while the error still decreased.
+    `stationary` is False for an iteration that ran out of steps while the error still decreased. `estimate` is the note
+    on an error that is estimated, empty for others.
     """
     missed = rtol is not None and error > max(rtol, roundoff(value.dtype, len(value.ranks)))
     if missed:
@@ -154,6 +156,8 @@ def report(
         warnings.warn(text, ConvergenceWarning, stacklevel=5)
     for note in notes:
         warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=5)
+    if estimate:
+        certified, notes = False, (*notes, estimate)
     if certified and value.is_subnormal():
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)

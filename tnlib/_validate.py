@@ -21,7 +21,7 @@ from tnlib._typing import Array
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
 
-_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch", "tensornetwork"))
+_CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
 _NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
@@ -72,6 +72,23 @@ def is_other_array(x: Any) -> bool:
     if type(x) is np.ndarray or isinstance(x, _NUMPY):
         return False
     return hasattr(type(x), "__array_namespace__") or hasattr(x, "resolve_conj")  # torch has no namespace method
+
+
+def is_stored(x: Any) -> bool:
+    """Test if `x` is read by slices and may exceed memory: a memory-mapped file, a zarr array, an h5py dataset, ..."""
+    if type(x) is np.ndarray or isinstance(x, list):
+        return False
+    if isinstance(x, np.ndarray):
+        return is_mapped(x)
+    if hasattr(x, "toarray"):  # sparse; `to_numpy` refuses it with advice
+        return False
+    described = isinstance(getattr(x, "shape", None), tuple) and isinstance(getattr(x, "dtype", None), np.dtype)
+    return described and (hasattr(type(x), "__getitem__") or hasattr(type(x), "read_slabs"))
+
+
+def is_mapped(x: Any) -> bool:
+    """Test if `x` is an array, or a view of one, in a memory-mapped file."""
+    return isinstance(x, np.memmap) and getattr(x, "_mmap", None) is not None
 
 
 def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
@@ -294,7 +311,7 @@ def advice_for(value: Any, otherwise: str) -> str:
         if (package, kind.__name__) == ("tnlib", "Fit"):
             return "pass fit.value"
         if (package, kind.__name__) == ("tnlib", "SlabStream"):
-            return "pass one_pass=True to tt_svd, tucker or svd"
+            return "pass it to tt_svd, tucker or svd, which can read an array once"
         if package in _CONVERTED:
             return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
     return otherwise

@@ -3,9 +3,9 @@ from .diagram import Diagram as Diagram
 from .diagram import Leg as Leg
 from .diagram import Node as Node
 from .diagram import join as join
+from .draw import Picture as Picture
+from .draw import equation as equation
+from .draw import sweep_steps as sweep_steps
 from .einsums import einsum_diagram as einsum_diagram
-from .equations import equation as equation
-from .picture import Picture as Picture
-from .sweeps import sweep_steps as sweep_steps
 
 __all__: list[str]

@@ -1,24 +1,38 @@
-"""Draw formats, arrays, networks and diagrams."""
+"""Draw formats, arrays, networks and diagrams, equations between them, and the steps of a TT-SVD sweep."""
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnlib._errors import ArgumentTypeError
-from tnlib._fit import Fit, refuse_other_arrays, shorten
-from tnlib._registry import implementation
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._files import write_whole
+from tnlib._fit import Fit, refuse_other_arrays, shorten, wrong_type
+from tnlib._format import Format
+from tnlib._registry import format_class, implementation
 from tnlib._typing import Array
-from tnlib._validate import as_array
-from tnlib.drawing.diagram import Diagram, Node, join, text
-from tnlib.drawing.layout import circle_angle, fan
-from tnlib.drawing.node_kinds import plain_kind
-from tnlib.drawing.picture import Picture
+from tnlib._validate import as_array, as_target
+from tnlib.drawing.diagram import Diagram, Leg, Node, join, text
+from tnlib.drawing.layout import circle_angle, fan, is_isometric_from, plain_kind
+from tnlib.drawing.paint import bubble_padding, visible_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _GAP = 0.9  # between diagrams in a column
+_SIGN_GAP = 0.42  # on either side of a sign
+_LEG_LETTER = 0.088  # width of a letter on a leg
+_SIGN_LETTER = 0.13  # width of a letter of a sign
+_NODE_RADIUS = 0.32
+_STEP, _REACH, _MAX_CORES = 1.3, 0.75, 10  # of a sweep: distance of neighbours, length of an open leg
+_FORMATS = (".svg", ".png")
 
 
 def draw(value: Any) -> Picture:
@@ -99,3 +113,150 @@ def _column(named: Sequence[tuple[str, Diagram]]) -> Diagram:
         parts.append(diagram.moved(-(x0 + x1) / 2, top - y1))
         top += y0 - y1 - _GAP - 0.9 * bool(heading)
     return join(tuple(parts))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Picture:
+    """A diagram that notebooks show and `save` writes to a file; the result of `draw`.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> picture = tnlib.draw(tnlib.tt_svd(np.ones((4, 5, 6))).value)
+    >>> picture, picture.diagram.bonds
+    (Picture of TensorTrain, 4 x 5 x 6: 3 nodes, 5 legs, (('bond1', 1), ('bond2', 1)))
+    """
+
+    diagram: Diagram
+
+    def __repr__(self) -> str:
+        of = f" of {self.diagram.title}" if self.diagram.title else ""
+        return f"Picture{of}: {len(self.diagram.nodes)} nodes, {len(self.diagram.legs)} legs"
+
+    @cached_property
+    def figure(self) -> Figure:
+        """The matplotlib Figure, outside pyplot."""
+        from tnlib.drawing.paint import paint
+
+        return paint(self.diagram)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an SVG or PNG file, atomically; `path` ends in .svg or .png, and an existing file is replaced."""
+        target = as_target("Picture.save", path)
+        kind = target.suffix.lower()
+        if kind not in _FORMATS:
+            raise ArgumentError(f"Picture.save: path must end in .svg or .png, got {target.name}; rename it.")
+        write_whole(target, self._bytes(kind[1:]))
+
+    def _repr_svg_(self) -> str:
+        return self._bytes("svg").decode()
+
+    def _bytes(self, kind: str) -> bytes:
+        import matplotlib as mpl
+
+        buffer = io.BytesIO()
+        # Without a date and with fixed ids, equal diagrams give equal files.
+        with mpl.rc_context({"svg.hashsalt": "tnlib"}):
+            self.figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        return buffer.getvalue()
+
+
+def equation(*parts: Any, title: str = "") -> Diagram:
+    """Return a diagram of values in a row with signs between them: `equation(left, "=", right)`.
+
+    Each part is drawn as by `tnlib.draw`, without its title, vertically centred.
+
+    Parameters
+    ----------
+    parts
+        Strings for signs ("=", "+", any text that matplotlib renders), and values that `tnlib.draw` accepts.
+    title
+        Text above the equation.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> x = np.arange(6.0).reshape(2, 3)
+    >>> [node.label for node in equation(x, "=", tnlib.svd(x).value).nodes]
+    ['', '=', 'U', 's', 'V$^H$']
+    """
+    if all(isinstance(part, str) for part in parts):
+        raise ArgumentError(f"equation: parts must hold at least one value to draw, got {len(parts)} signs; add one.")
+    placed: list[Diagram] = []
+    x = 0.0
+    for part in parts:
+        diagram = text(part, (0.0, 0.0)) if isinstance(part, str) else as_diagram(part)
+        left, right = _extent(diagram)
+        heights = [node.position[1] for node in diagram.nodes] or [0.0]
+        placed.append(diagram.moved(x - left, -(min(heights) + max(heights)) / 2))
+        x += right - left + _SIGN_GAP
+    return join(tuple(placed), title)
+
+
+def _extent(diagram: Diagram) -> tuple[float, float]:
+    """Return the smallest and largest x, including the text at the ends of open legs."""
+    spans = [diagram.bounds[:2]]
+    for node in diagram.nodes:
+        radius = _NODE_RADIUS if node.kind != "text" else _SIGN_LETTER / 2 * _count_letters(node.label)
+        spans.append((node.position[0] - radius, node.position[0] + radius))
+    for leg in diagram.legs:
+        if leg.end is not None:
+            width = _LEG_LETTER * max(_count_letters(leg.name), len(leg.size_text)) + 0.06
+            dx = leg.end[0] - (leg.via[-1] if leg.via else diagram.nodes[leg.a].position)[0]
+            before, behind = (0.5, 0.5) if abs(dx) < 0.3 else (0.0, 1.0) if dx > 0 else (1.0, 0.0)
+            spans.append((leg.end[0] - before * width, leg.end[0] + behind * width))
+    for bubble in diagram.bubbles:
+        padding = bubble_padding(diagram, bubble)
+        inside = [diagram.nodes[k].position[0] for k in bubble.nodes]
+        spans.append((min(inside) - padding, max(inside) + padding))
+    return min(left for left, _ in spans), max(right for _, right in spans)
+
+
+def _count_letters(label: str) -> int:
+    return max(len(line) for line in visible_text(label).split("\n"))
+
+
+def sweep_steps(tt: Format) -> dict[str, Diagram]:
+    """Return one diagram per step of the TT-SVD sweep that produces `tt` from a dense tensor, by title.
+
+    `tt` is a left-canonical TensorTrain of 2 to 10 cores, as `tt_svd` returns it. Step k is an SVD of the remainder, on
+    the right of the isometries of the steps before.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> steps = sweep_steps(tnlib.tt_svd(np.arange(24.0).reshape(2, 3, 4)).value)
+    >>> list(steps), [[node.kind for node in step.nodes] for step in steps.values()]
+    (['dense', 'step 1', 'step 2'], [['tensor'], ['isometry', 'tensor'], ['isometry', 'isometry', 'tensor']])
+    """
+    if not isinstance(tt, format_class("TensorTrain")):
+        raise wrong_type("sweep_steps", "tt", "a TensorTrain", tt, "use tnlib.tt_svd")
+    count = tt.ndim
+    if not 2 <= count <= _MAX_CORES:
+        raise ArgumentError(
+            f"sweep_steps: tt must have 2 to {_MAX_CORES} cores, got {count}; draw the train with tnlib.draw."
+        )
+    for k, core in enumerate(tt.arrays()[:-1]):
+        if not is_isometric_from(core, (2,)):
+            raise ArgumentError(
+                f"sweep_steps: tt must be left-canonical, got core {k} that is no isometry; "
+                "pass tnlib.canonicalize(tt, d - 1)."
+            )
+    titles = ["dense", *(f"step {k}" for k in range(1, count))]
+    return {title: _step(tt, k) for k, title in enumerate(titles)}
+
+
+def _step(tt: Format, n_isometries: int) -> Diagram:
+    """Return the diagram of the first isometries and the remainder, which has all other legs."""
+    last = tt.ndim - 1
+    nodes = [Node("isometry", str(k), (k * _STEP, 0.0), (1.0, 0.0)) for k in range(n_isometries)]
+    nodes.append(Node("tensor", str(last) if n_isometries == last else "rest", (n_isometries * _STEP, 0.0)))
+    legs = []
+    for k, n in enumerate(tt.shape):
+        if 0 < k <= n_isometries:
+            legs.append(Leg(k - 1, k, f"bond{k}", tt.ranks[k], towards=k))
+        via = ((k * _STEP, -0.45),) if k > n_isometries else ()
+        legs.append(Leg(min(k, n_isometries), None, f"k{k}", n, (k * _STEP, -_REACH), via))
+    stored = sum(core.size for core in tt.arrays()[:n_isometries])
+    remaining = tt.ranks[n_isometries] * math.prod(tt.shape[n_isometries:])
+    return Diagram((*nodes,), (*legs,), f"{stored + remaining:,} numbers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_sizes, plural
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
-from tnlib.drawing.index_ends import IndexEnds
-from tnlib.drawing.layout import point_towards
-from tnlib.drawing.node_kinds import is_diagonal, node_kind, plain_kind
+from tnlib.drawing.layout import is_diagonal, node_kind, plain_kind, point_towards
 
 _COLUMN, _ROW = 1.4, 1.2  # width and height of a cell of the layout
 _REACH = 0.75  # length of an open leg
@@ -154,12 +152,12 @@ class _EinsumLayout:
         """Return the ends of open legs: towards their cell of the layout, or away from the other nodes."""
         ends: dict[str, Point] = {}
         for root in dict.fromkeys(map(self.index_ends.root, self.result)):
-            own = [i for i in self.result if self.index_ends.root(i) == root]
-            free = [i for i in own if i not in self.index_cells or i in self.index_ends.copy_tensors]
+            of_root = [i for i in self.result if self.index_ends.root(i) == root]
+            free = [i for i in of_root if i not in self.index_cells or i in self.index_ends.copy_tensors]
             x, y = self.positions[root]
             for i, angle in zip(free, self._outward_angles(root, len(free)), strict=True):
                 ends[i] = (x + _REACH * math.cos(angle), y + _REACH * math.sin(angle))
-            ends |= {i: point_towards((x, y), self.index_cells[i], _REACH) for i in own if i not in free}
+            ends |= {i: point_towards((x, y), self.index_cells[i], _REACH) for i in of_root if i not in free}
         return ends
 
     def _outward_angles(self, root: int, count: int) -> list[float]:
@@ -219,3 +217,44 @@ class _EinsumLayout:
         if x == u and any(p == x and min(y, v) < q < max(y, v) for p, q in others):
             return (x - _DETOUR, y), (u - _DETOUR, v)
         return ()
+
+
+class IndexEnds:
+    """The nodes that every index joins: tensors 0, 1, ... with the indices `terms`, and copy tensors behind them.
+
+    Ends of an index are tensors and, for an index of `result`, the open leg.
+    """
+
+    def __init__(self, terms: Sequence[Sequence[str]], result: Sequence[str]) -> None:
+        self.holders: dict[str, list[int]] = {}  # tensors that have the index
+        self.axes: dict[str, list[int]] = {}  # axes of these tensors
+        for k, term in enumerate(terms):
+            for axis, index in enumerate(term):
+                self.holders.setdefault(index, []).append(k)
+                self.axes.setdefault(index, []).append(axis)
+        joined = [index for index, holders in self.holders.items() if len(holders) + (index in result) != 2]
+        self.copy_tensors = {index: len(terms) + n for n, index in enumerate(joined)}
+
+    def bonds(self) -> Iterator[tuple[str, int, int, str, tuple[int, int | None]]]:
+        """Return index, nodes, name and axes of every bond; of the bonds of a copy tensor one has a name."""
+        for index, holders in self.holders.items():
+            if index in self.copy_tensors:
+                for n, k in enumerate(holders):
+                    yield index, k, self.copy_tensors[index], "" if n else index, (self.axes[index][n], None)
+            elif len(holders) == 2:
+                yield index, holders[0], holders[1], index, (self.axes[index][0], self.axes[index][1])
+
+    def root(self, index: str) -> int:
+        """Return the node from which the open leg of an index starts."""
+        return self.copy_tensors.get(index, self.holders[index][0])
+
+    def open_axes(self, index: str) -> tuple[int | None, None]:
+        """Return the axes of the open leg of an index."""
+        return None if index in self.copy_tensors else self.axes[index][0], None
+
+    def far_end(self, index: str, k: int, positions: Sequence[Point], ends: Mapping[str, Point]) -> Point:
+        """Return the other end of the leg `index` of tensor k; `ends` are those of open legs."""
+        if index in self.copy_tensors:
+            return positions[self.copy_tensors[index]]
+        others = [other for other in self.holders[index] if other != k]
+        return positions[others[0]] if others else ends.get(index, positions[k])

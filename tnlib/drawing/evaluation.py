@@ -44,11 +44,11 @@ def evaluate(nodes: Sequence[Any], legs: Sequence[Any], bubbles: Sequence[Any], 
         inputs, terms = [n for n in legs_of[k] if legs[n].b == k], list[Array]()
         while inputs or not terms:  # a sum has several terms
             joined, rest = _connected(rest, inputs[:1] if node.label == "+" else inputs)
-            own, free = [n for n in inputs if any(n in piece[0] for piece in joined)], _free_legs(joined)
-            if not own or set(own) != set(free):
+            input_legs, free = [n for n in inputs if any(n in piece[0] for piece in joined)], _free_legs(joined)
+            if not input_legs or set(input_legs) != set(free):
                 raise _invalid(f"what runs into {node.label or k} must come from nodes before it, and run nowhere else")
-            terms.append(_contract(legs, joined, own))
-            inputs = [n for n in inputs if n not in own]
+            terms.append(_contract(legs, joined, input_legs))
+            inputs = [n for n in inputs if n not in input_legs]
         value = reduce(np.add, terms)
         value = value if node.label in ("", "+") else _apply(values, k, node.label, value)
         outputs, step = [n for n in legs_of[k] if legs[n].a == k], max(1, value.ndim)
@@ -62,20 +62,20 @@ def _contract(legs: Sequence[Any], pieces: Sequence[Piece], free: Sequence[int])
     """Contract pieces over all legs but `free`, which are the axes of the result, in this order."""
     import cotengra
 
-    index = {n: n for own, _ in pieces for n in own}
-    for own, array in pieces:
-        if array is None or array.ndim < len(own):  # a copy tensor, or a vector on the diagonal
-            joined = {index[n] for n in own}
-            index = {n: own[0] if i in joined else i for n, i in index.items()}
-    tensors = [(array, [index[n] for n in own[: array.ndim]]) for own, array in pieces if array is not None]
+    index = {n: n for axes, _ in pieces for n in axes}
+    for axes, array in pieces:
+        if array is None or array.ndim < len(axes):  # a copy tensor, or a vector on the diagonal
+            joined = {index[n] for n in axes}
+            index = {n: axes[0] if i in joined else i for n, i in index.items()}
+    tensors = [(array, [index[n] for n in axes[: array.ndim]]) for axes, array in pieces if array is not None]
     sizes: dict[int, int] = {}
     claims = [(n, legs[n].size) for n in index if legs[n].size is not None]
-    claims += [claim for own, a in pieces if a is not None for claim in zip(own, a.shape, strict=a.ndim > 1)]
+    claims += [claim for axes, a in pieces if a is not None for claim in zip(axes, a.shape, strict=a.ndim > 1)]
     for n, size in claims:
         if sizes.setdefault(index[n], size) != size:
             raise _invalid(f"leg {legs[n].name!r} must have one size, got {sizes[index[n]]} and {size}; check arrays")
-    held = {i for _, indices in tensors for i in indices}
-    tensors += [(np.ones(sizes[i]), [i]) for i in dict.fromkeys(index.values()) if i not in held]
+    contracted = {i for _, indices in tensors for i in indices}
+    tensors += [(np.ones(sizes[i]), [i]) for i in dict.fromkeys(index.values()) if i not in contracted]
     result: list[int] = []
     for n in free:  # an index of several free legs gets a new index and a unit matrix for each
         i = index[n] if index[n] not in result else len(legs) + n
@@ -87,7 +87,7 @@ def _contract(legs: Sequence[Any], pieces: Sequence[Piece], free: Sequence[int])
 
 def _free_legs(pieces: Sequence[Piece]) -> list[int]:
     """Return the legs with one end at the pieces, in order."""
-    return sorted(n for n, count in Counter(n for own, _ in pieces for n in own).items() if count == 1)
+    return sorted(n for n, count in Counter(n for axes, _ in pieces for n in axes).items() if count == 1)
 
 
 def _connected(pieces: Sequence[Piece], seeds: Sequence[int]) -> tuple[list[Piece], list[Piece]]:
@@ -95,7 +95,7 @@ def _connected(pieces: Sequence[Piece], seeds: Sequence[int]) -> tuple[list[Piec
     reached, joined, others = set(seeds), list[Piece](), list(pieces)
     while more := [piece for piece in others if reached.intersection(piece[0])]:
         others = [piece for piece in others if not reached.intersection(piece[0])]
-        reached.update(n for own, _ in more for n in own)
+        reached.update(n for axes, _ in more for n in axes)
         joined += more
     return joined, others
 

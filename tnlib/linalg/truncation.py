@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class TruncationBudget:
     sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
     dtype: np.dtype[Any]  # of the tensor
     records: list[Truncation] = field(default_factory=list, init=False)
+    estimate: ClassVar[str] = ""  # how the error is estimated; here it is known
 
     @property
     def share(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Execution of a pass by the workers of a Dask cluster: one graph of tiles and of the sums over their tree.
+"""Execution of a pass by the workers of a Dask client: delayed tiles, and the sums over their tree.
 
 Dask runs the tasks that a lost worker did once more. All numbers come from the same tiles and the same tree, so they
 depend neither on the workers nor on the order in which these are done.
@@ -7,22 +7,35 @@ depend neither on the workers nor on the order in which these are done.
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 import secrets
+import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from operator import itemgetter
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from tnlib._errors import ArgumentError, ClusterError, FileFormatError
 from tnlib._typing import Array
 from tnlib.linalg.threads import single_threaded_blas, work_in_one_piece
-from tnlib.out_of_core.cluster_connection import Patience, connected
 from tnlib.out_of_core.dask_source import DaskSource
-from tnlib.out_of_core.tile_data import PART, Combine, Partial, checked_tile
-from tnlib.out_of_core.tile_executor import TilePass, TileResult
-from tnlib.out_of_core.tree_sum import dyadic_ranges
-from tnlib.out_of_core.worker_pickling import pickled_pass
+from tnlib.out_of_core.passes import TilePass, TileResult
+from tnlib.out_of_core.storage import is_client
+from tnlib.out_of_core.tiles import PART, Partial, checked_tile
+
+POLL, _GRACE = 2, 60  # seconds between looks at a silent cluster, and until one without workers is given up
+
+
+def current_client() -> Any:
+    """Return the client that computes Dask collections by default, or None."""
+    if "distributed" not in sys.modules:
+        return None
+    from dask.base import get_scheduler
+
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if is_client(client) else None
 
 
 class DaskExecutor:
@@ -39,28 +52,23 @@ class DaskExecutor:
     def __init__(self, function: str, client: Any) -> None:
         self._function, self._client = function, client
 
-    def run(self, own: TilePass) -> Iterator[TileResult]:
+    def run(self, job: TilePass) -> Iterator[TileResult]:
         """Yield the results of the tiles, in their order; the last one has the sums over all of them."""
-        graph, results, sums = _graph_of(own)
-        futures = self._submit(graph, [*results, *(name for _, name in sums)])
-        try:
-            for k, future in enumerate(futures[: len(results)]):
-                fingerprint, part = self._result_of(future)
-                futures[k] = None  # so that workers drop it
-                totals = []
-                if k + 1 == len(results):
-                    own_sums = zip(sums, futures[len(results) :], strict=True)
-                    totals = [(level, self._result_of(future)) for (level, _), future in own_sums]
-                yield TileResult(fingerprint, part, totals)
-        finally:
-            futures.clear()
-
-    def _submit(self, graph: dict[Any, Any], names: list[Any]) -> list[Any]:
         import dask
 
-        # The bases of a projection are part of the graph, so that they survive the workers.
+        results, sums = _delayed_pass(job)
         with self._connected(), dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
-            return list(self._client.get(graph, names, sync=False))
+            futures = self._client.compute([*results, *(total for _, total in sums)])
+        levels = [level for level, _ in sums]
+        try:
+            for k in range(len(results)):
+                fingerprint, part = self._result_of(futures[k])
+                futures[k] = None  # so that workers drop it
+                last = k + 1 == len(results)
+                totals = [self._result_of(future) for future in futures[len(results) :]] if last else []
+                yield TileResult(fingerprint, part, list(zip(levels, totals, strict=True)) if last else [])
+        finally:
+            futures.clear()
 
     def _result_of(self, future: Any) -> Any:
         """Return the result of a future, or raise the error of its task."""
@@ -76,78 +84,171 @@ class DaskExecutor:
 
     def _connected(self) -> Any:
         workers = str(getattr(self._client.scheduler, "address", "the client"))
-        advice = "start them again, and repeat the call: it resumes from a folder of spill"
-        return connected(self._function, workers, memory="pass a smaller memory=", advice=advice)
+        advice = "start them again, and repeat the call: it resumes from the folder of storage"
+        return connected(self._function, workers, memory="lower storage.memory", advice=advice)
 
 
-def _graph_of(own: TilePass) -> tuple[dict[Any, Any], list[Any], list[tuple[int, Any]]]:
-    """Return the graph of a pass, the keys of the results of its tiles, and levels and keys of its sums."""
-    run_id = secrets.token_hex(8)
-    shared, tile, result, total = (f"tnlib-{word}-{run_id}" for word in ("pass", "tile", "result", "sum"))
-    source = own.source if isinstance(own.source, DaskSource) else None
-    graph: dict[Any, Any] = {} if source is None else dict(source.chunk_graph()[0])
-    graph[shared] = (_itself, _PickledPass(run_id, pickled_pass(own)))
-    numbers = range(own.first, len(own.tiles))
-    for k in numbers:
-        chunks = [] if source is None else [source.keys_of(own.tiles[k])]
-        graph[tile, k] = (partial(_run_tile, k), shared, *chunks)
-        graph[result, k] = (itemgetter(0), (tile, k))
+def _delayed_pass(job: TilePass) -> tuple[list[Any], list[tuple[int, Any]]]:
+    """Return the delayed results of the tiles, and levels and delayed values of the sums over all of them."""
+    from dask import delayed
+
+    # a task of its own: workers send the pass to each other, and it survives their loss
+    shared = delayed(_PickledPass, pure=False)(secrets.token_hex(8), _pickled(job))
+    run, combine = delayed(_run_tile, nout=2, pure=False), delayed(_combine, pure=False)
+    source = job.source if isinstance(job.source, DaskSource) else None
+    outputs = [run(shared, k, source and source.chunks_of(job.tiles[k])) for k in range(job.first, len(job.tiles))]
     sums = []
-    for height, start in dyadic_ranges(own.first, len(own.tiles)):
-        keys: list[Any] = [(tile, k) for k in range(start, start + (1 << height))]
-        for level in range(height):
-            names = [(total, level, start, k) for k in range(len(keys) // 2)]
-            graph |= {name: (partial(_combine, own.combine), *keys[2 * k : 2 * k + 2]) for k, name in enumerate(names)}
-            keys = names
-        graph[total, start] = (_summed, keys[0])
-        sums.append((height, (total, start)))
-    return graph, [(result, k) for k in numbers], sums
+    for level, start in dyadic_ranges(job.first, len(job.tiles)):
+        partials = [outputs[k - job.first][1] for k in range(start, start + (1 << level))]
+        while len(partials) > 1:
+            partials = [combine(shared, a, b) for a, b in zip(partials[::2], partials[1::2], strict=True)]
+        sums.append((level, partials[0]))
+    return [output[0] for output in outputs], sums
+
+
+def dyadic_ranges(first: int, last: int) -> list[tuple[int, int]]:
+    """Return (level, start) of the largest aligned ranges of 2**level tiles that cover first ... last - 1, in order.
+
+    >>> dyadic_ranges(0, 6)
+    [(2, 0), (1, 4)]
+    """
+    out = []
+    while first < last:
+        level = (last - first).bit_length() - 1
+        if first:
+            level = min(level, (first & -first).bit_length() - 1)
+        out.append((level, first))
+        first += 1 << level
+    return out
 
 
 @dataclass(frozen=True)
 class _PickledPass:
-    """A pass as bytes: workers send it to each other, and Dask need not hash it to name the graph."""
+    """A pass as bytes, loaded once by every worker."""
 
     run_id: str
-    pickled: bytes = field(compare=False)
+    pickled: bytes
 
-    def __dask_tokenize__(self) -> str:
-        return self.run_id
+    def __hash__(self) -> int:
+        return hash(self.run_id)
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(own: _PickledPass) -> TilePass:
-    out: TilePass = pickle.loads(own.pickled)
-    return out
-
-
-def _itself(own: _PickledPass) -> _PickledPass:
-    return own
-
-
-class _TileOutput(NamedTuple):
-    """Fingerprint and part of a tile for the caller, and what is summed."""
-
-    result: tuple[float, Array | None]
-    summed: Partial
+def _loaded(shared: _PickledPass) -> TilePass:
+    job: TilePass = pickle.loads(shared.pickled)
+    return job
 
 
 @single_threaded_blas
-def _run_tile(k: int, pickled: _PickledPass, chunks: Any = None) -> _TileOutput:
-    own = _loaded(pickled)
-    tile, source = own.tiles[k], own.source
+def _run_tile(shared: _PickledPass, k: int, chunks: Any) -> tuple[tuple[float, Array | None], Partial]:
+    """Return fingerprint and part of a tile for the caller, and what is summed."""
+    job = _loaded(shared)
+    tile, source = job.tiles[k], job.source
     with work_in_one_piece():
         a = source.assemble(tile, chunks) if isinstance(source, DaskSource) else source.read(tile)
         data = checked_tile(source, tile, a)
-        summed = own.work(data)
-    return _TileOutput((data.fingerprint, summed.pop(PART, None)), summed)
-
-
-def _summed(value: _TileOutput | Partial) -> Partial:
-    return value.summed if isinstance(value, _TileOutput) else value
+        partial = job.work(data)
+    return (data.fingerprint, partial.pop(PART, None)), partial
 
 
 @single_threaded_blas
-def _combine(combine: Combine, a: _TileOutput | Partial, b: _TileOutput | Partial) -> Partial:
+def _combine(shared: _PickledPass, a: Partial, b: Partial) -> Partial:
     with work_in_one_piece():
-        return combine(_summed(a), _summed(b))
+        return _loaded(shared).combine(a, b)
+
+
+def _pickled(job: TilePass) -> bytes:
+    """Return a pass as bytes, in which h5py datasets are opened again; or refuse a source that workers cannot open."""
+    import cloudpickle
+
+    source = job.source
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if type(value).__module__.partition(".")[0] == "h5py" and hasattr(value, "file"):
+                return _open_hdf5, (source.function, source.parameter, value.file.filename, value.name)
+            return super().reducer_override(value)
+
+    out = io.BytesIO()
+    try:
+        Pickler(out).dump(job)
+    except ArgumentError:
+        raise
+    except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as problem:
+        raise ArgumentError(
+            f"{source.function}: {source.parameter} must be an array that workers can open, got one that cannot be "
+            f"pickled ({problem}); pass a file, a zarr array or a dask.array."
+        ) from None
+    return out.getvalue()
+
+
+def _open_hdf5(function: str, parameter: str, file: str, name: str) -> Any:
+    import h5py
+
+    try:
+        return h5py.File(file, "r")[name]
+    except (OSError, KeyError) as problem:
+        raise FileFormatError(
+            f"{function}: {parameter} must be a dataset that all workers can open, got {problem}; place the file on a "
+            "shared file system, and close it where it is written."
+        ) from None
+
+
+@contextmanager
+def connected(function: str, workers: str, *, memory: str, advice: str) -> Iterator[None]:
+    """Turn errors of the connection to workers inside the block into one sentence.
+
+    Parameters
+    ----------
+    function, workers
+        Name of the caller's function, and of the workers.
+    memory
+        What to do about too little memory.
+    advice
+        What to do about the loss of all workers.
+    """
+    from concurrent.futures import CancelledError
+
+    from distributed import KilledWorker
+    from distributed import client as client_module
+
+    closed = getattr(client_module, "ClosedClientError", CancelledError)  # of newer versions
+    try:
+        yield
+    except KilledWorker:
+        raise ClusterError(
+            f"{function}: a task must not end its worker, got the end of several workers of {workers} in the same "
+            f"task; their memory may be too small: {memory}."
+        ) from None
+    except (CancelledError, closed, OSError) as problem:
+        reason = str(problem).rstrip(".") or type(problem).__name__
+        raise ClusterError(
+            f"{function}: the workers of {workers} must stay until the end, got {reason}; {advice}."
+        ) from None
+
+
+class Patience:
+    """Waits for a client, and raises TimeoutError when it has had no workers for a minute."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._silent_since: float | None = None
+
+    def error_of(self, future: Any) -> BaseException | None:
+        """Return the error of a future, None if it has a result."""
+        while True:
+            try:
+                error: BaseException | None = future.exception(timeout=POLL)
+            except TimeoutError:
+                self.check()
+            else:
+                return error
+
+    def check(self) -> None:
+        """Raise if there are no workers, and have not been for a minute."""
+        if self._client.nthreads():
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = time.monotonic()
+        elif time.monotonic() - self._silent_since > _GRACE:
+            raise TimeoutError("no worker is left")

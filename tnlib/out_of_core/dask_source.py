@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.out_of_core.array_source import ArraySource, Tile, open_source
-from tnlib.out_of_core.split_matrix import flat_ranges
+from tnlib.out_of_core.array_source import ArraySource, Tile, flat_ranges
+from tnlib.out_of_core.mapped_file import open_source
 
-_HELD_HERE = ("_x", "_client", "_graph")  # what workers need not know
+_HELD_HERE = ("_x", "_client", "_chunks")  # what workers do not need
 
 
 def is_dask_array(x: Any) -> bool:
@@ -23,9 +24,9 @@ def is_dask_array(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] == "dask" and hasattr(x, "__dask_graph__") and hasattr(x, "chunks")
 
 
-def source_of(function: str, parameter: str, x: Any) -> ArraySource:
-    """Return the source of anything with `shape`, `dtype` and slicing, read by this process."""
-    return DaskSource(function, parameter, x) if is_dask_array(x) else open_source(function, parameter, x)
+def source_of(function: str, parameter: str, x: Any, client: Any = None) -> ArraySource:
+    """Return the source of anything with `shape`, `dtype` and slicing; a Dask array is computed by `client`."""
+    return DaskSource(function, parameter, x, client) if is_dask_array(x) else open_source(function, parameter, x)
 
 
 class DaskSource(ArraySource):
@@ -59,14 +60,13 @@ class DaskSource(ArraySource):
         super().__init__(function, parameter, x)
         self._client, self._legs = client, legs
         self._order: tuple[int, ...] | None = None  # of the axes
-        self._graph: tuple[dict[Any, Any], Any] | None = None
         self.on_workers = client is not None
-        self._chunk_edges = [tuple(itertools.accumulate(own, initial=0)) for own in x.chunks]
+        self._chunk_edges = [tuple(itertools.accumulate(sizes, initial=0)) for sizes in x.chunks]
         self.edges = tuple(self._chunk_edges)
         if legs is not None:
             self.shape = tuple(n for pair in zip(*legs, strict=True) for n in pair)
-            sides = [_edges_of_legs(sizes, own) for sizes, own in zip(legs, self._chunk_edges, strict=True)]
-            self.edges = tuple(own for pair in zip(*sides, strict=True) for own in pair)
+            sides = [_edges_of_legs(sizes, edges) for sizes, edges in zip(legs, self._chunk_edges, strict=True)]
+            self.edges = tuple(edges for pair in zip(*sides, strict=True) for edges in pair)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _HELD_HERE}
@@ -85,10 +85,10 @@ class DaskSource(ArraySource):
 
     def rechunk_advice(self, whole: Collection[int]) -> str:
         """Return the call that makes chunks with the axes `whole` undivided."""
-        own = whole if self._order is None else [self._order[a] for a in whole]
+        axes = whole if self._order is None else [self._order[a] for a in whole]
         if self._legs is None:
-            return super().rechunk_advice(own)
-        after = len(own) // 2 + 1  # chunks that divide the first pair of legs that is not whole
+            return super().rechunk_advice(axes)
+        after = len(axes) // 2 + 1  # chunks that divide the first pair of legs that is not whole
         sizes = tuple(math.prod(side[after:]) for side in self._legs)
         return f"{self.parameter}.rechunk({sizes})"
 
@@ -100,22 +100,21 @@ class DaskSource(ArraySource):
         """Return a tile with its axes in the order before `permuted`."""
         return self._in_first_order(tile), a if self._order is None else a.transpose(np.argsort(self._order))
 
-    def chunk_graph(self) -> tuple[dict[Any, Any], Any]:
-        """Return the graph of all chunks, and the nested lists of their keys."""
-        if self._graph is None:
-            import dask
+    @functools.cached_property
+    def _chunks(self) -> Any:
+        return self._x.to_delayed()
 
-            (x,) = dask.optimize(self._x)
-            self._graph = dict(x.__dask_graph__()), x.__dask_keys__()
-        return self._graph
-
-    def keys_of(self, tile: Tile) -> Any:
-        """Return the nested lists of the keys of the chunks of a tile, see `chunk_graph`."""
+    def chunks_of(self, tile: Tile) -> Any:
+        """Return the nested lists of the delayed chunks of a tile."""
         numbers = [
-            [k for start, stop in ranges for k in range(bisect.bisect(own, start) - 1, bisect.bisect_left(own, stop))]
-            for ranges, own in zip(self._ranges(tile), self._chunk_edges, strict=True)
+            [
+                k
+                for start, stop in ranges
+                for k in range(bisect.bisect(edges, start) - 1, bisect.bisect_left(edges, stop))
+            ]
+            for ranges, edges in zip(self._ranges(tile), self._chunk_edges, strict=True)
         ]
-        return _nested(numbers, self.chunk_graph()[1])
+        return self._chunks[np.ix_(*numbers)].tolist()
 
     def assemble(self, tile: Tile, chunks: Any) -> Array:
         """Return the entries of a tile from the nested lists of its chunks."""
@@ -125,8 +124,7 @@ class DaskSource(ArraySource):
         import dask
 
         tile = tuple((part.start, part.stop) for part in index)
-        ranges = [[slice(*bounds) for bounds in own] for own in self._ranges(tile)]
-        (chunks,) = dask.compute(_parts(ranges, self._x.__getitem__, ()), scheduler=self._client)
+        (chunks,) = dask.compute(self.chunks_of(tile), scheduler=self._client)
         return self._arranged(tile, chunks)
 
     def _ranges(self, tile: Tile) -> list[list[tuple[int, int]]]:
@@ -141,8 +139,8 @@ class DaskSource(ArraySource):
         """Return the array of a tile from the nested lists of its parts."""
         a = _joined(chunks, 2 if self._legs is not None else len(tile))
         if self._legs is not None:
-            d, own = len(self._legs[0]), self._in_first_order(tile)
-            widths = [stop - start for start, stop in (*own[::2], *own[1::2])]
+            d, paired = len(self._legs[0]), self._in_first_order(tile)
+            widths = [stop - start for start, stop in (*paired[::2], *paired[1::2])]
             a = a.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
         return a if self._order is None else a.transpose(self._order)
 
@@ -165,18 +163,8 @@ def _edges_of_legs(sizes: Sequence[int], edges: Sequence[int]) -> list[tuple[int
             break
         inner = period
     starts = range(0, edges[-1], period)
-    own = [i for i in range(sizes[k] + 1) if all(start + i * inner in aligned for start in starts)]
-    return [*(tuple(range(n + 1)) for n in sizes[:k]), tuple(own), *((0, n) for n in sizes[k + 1 :])]
-
-
-def _nested(numbers: Sequence[Sequence[int]], keys: Any) -> Any:
-    """Return the nested lists of the items of `keys` with these numbers along every axis."""
-    return [_nested(numbers[1:], keys[k]) for k in numbers[0]] if numbers else keys
-
-
-def _parts(ranges: Sequence[Sequence[slice]], read: Callable[[Any], Any], index: tuple[slice, ...]) -> Any:
-    """Return the nested lists of what `read` returns for every combination of ranges."""
-    return [_parts(ranges[1:], read, (*index, part)) for part in ranges[0]] if ranges else read(index)
+    divided = [i for i in range(sizes[k] + 1) if all(start + i * inner in aligned for start in starts)]
+    return [*(tuple(range(n + 1)) for n in sizes[:k]), tuple(divided), *((0, n) for n in sizes[k + 1 :])]
 
 
 def _joined(parts: Any, ndim: int) -> Array:

@@ -20,21 +20,68 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
-from tnlib.linalg.scaling import norm
+from tnlib.linalg.scaling import largest, norm, shift
 from tnlib.linalg.solve import solve_tall
 from tnlib.linalg.threads import parallel_matmul
+from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import Tile
 from tnlib.out_of_core.one_read import OneRead
 
 ERROR_ROWS = 32  # q
 FACTOR, CONFIDENCE = 1.6, 99  # c, and the probability in percent that the formula above then gives
 _SEEDS = {"W": 1, "P": 2, "T": 3}  # independent streams of random numbers
+_DRIFT = 200  # powers of two by which a tile may exceed the first one before all sums are scaled
+
+
+class SketchedMatrix:
+    """The approximation C V of a matrix from one read, its norm, and the sketch that estimates errors.
+
+    Parameters
+    ----------
+    read
+        The array.
+    row_legs
+        The legs that form the rows.
+    rank
+        The rank that the sketches are made for.
+    """
+
+    def __init__(self, read: OneRead, row_legs: Sequence[int], rank: int) -> None:
+        layout = MatrixLayout(read, row_legs)
+        k, l = sketch_sizes(layout, rank)
+        read.refuse_large(2 * k * (layout.m + layout.n), 2 * (l + ERROR_ROWS) * (layout.m + layout.n))
+        columns, rows = ColumnSketch(layout, k), RowSketch(layout, "P", l)
+        self._error = RowSketch(layout, "T", ERROR_ROWS)
+        sums = LinearSums([columns.sum, rows.sum, self._error.sum])
+        for tile, a in read.tiles():
+            if (scaled := sums.scaled(a)) is not None:
+                matrix = np.ascontiguousarray(layout.matrix(scaled))
+                for sketch in (columns, rows, self._error):
+                    sketch.add(tile, matrix)
+        sums.normalize()
+        self.norm, self.exponent = math.sqrt(sums.square), sums.exponent or 0
+        self.left, self.right = low_rank_factors(columns, rows)  # m k, k n
+
+    def relative_error(self, left: Array, right: Array) -> float:
+        """Return the estimated error of left (m, r) right (r, n), relative to the norm."""
+        if self.norm == 0:
+            return 0.0
+        test, product = self._error.matrices()
+        return estimated_error(product - parallel_matmul(parallel_matmul(test, left), right)) / self.norm
+
+    def budget(self, rtol: float | None, sides: Sequence[int], dtype: np.dtype[np.generic]) -> TruncationBudget:
+        """Return what truncations may discard beside the error of the sketch, so that both are within `rtol`."""
+        if rtol is not None:
+            rtol = math.sqrt(max(0.0, rtol**2 - self.relative_error(self.left, self.right) ** 2))
+        return TruncationBudget(self.norm, rtol, sides, dtype)
 
 
 class MatrixLayout:
@@ -124,9 +171,65 @@ def estimated_error(residual: Array) -> float:
     return norm(residual) / math.sqrt(len(residual))
 
 
-def confidence_note() -> str:
-    """Return the note of a `Fit` with an estimated error."""
-    return (
-        f"the error is an estimate from a sketch; with a probability of {CONFIDENCE} % the true one is below "
-        f"{FACTOR} times it"
+class LinearSums:
+    """Sums that are linear in the array, at a common power of two that follows the largest entry.
+
+    Parameters
+    ----------
+    sums
+        The arrays to which the caller adds the parts of every tile.
+    """
+
+    def __init__(self, sums: Sequence[Array]) -> None:
+        self._sums = sums
+        self.exponent: int | None = None  # of the sums, None before the first entry that is not zero
+        self.square = 0.0  # sum of squares of the array at that scale
+
+    def scaled(self, a: Array) -> Array | None:
+        """Return a tile in double precision, multiplied by 2**-exponent; None where it is zero."""
+        top = largest(a)
+        if top == 0.0:
+            return None
+        e = int(np.frexp(top)[1])
+        if self.exponent is None or e > self.exponent + _DRIFT:
+            self._set_exponent(e)
+        wide = a.astype(np.result_type(a.dtype, np.float64), copy=False)
+        scaled = shift(wide, -(self.exponent or 0))
+        self.square += float(np.vdot(scaled, scaled).real)
+        return scaled
+
+    def normalize(self) -> None:
+        """Scale all sums so that the norm of the array lies in [1/2, 1): results fit in single precision."""
+        if self.exponent is not None:
+            self._set_exponent(self.exponent + math.frexp(math.sqrt(self.square))[1])
+
+    def _set_exponent(self, e: int) -> None:
+        if self.exponent is not None:
+            for total in self._sums:
+                total[...] = shift(total, self.exponent - e)
+            self.square = math.ldexp(self.square, 2 * (self.exponent - e))
+        self.exponent = e
+
+
+class SketchedError(NamedTuple):
+    """The error of a decomposition from one read, an estimate, in the place of a `TruncationBudget`."""
+
+    error: float
+    estimate: str = (
+        f"the error is an estimate from a sketch; with a probability of {CONFIDENCE} % the true one is below {FACTOR} "
+        "times it"
     )
+
+    def notes(self, *_: object, **__: object) -> tuple[str, ...]:
+        """Return no notes on truncations."""
+        return ()
+
+
+def require_rank(function: str, max_rank: int | None) -> int:
+    """Return the rank cap, or raise where there is none."""
+    if max_rank is None:
+        raise ArgumentError(
+            f"{function}: max_rank must be given for an array that is read once, got None; it determines the sizes of "
+            "the sketches."
+        )
+    return max_rank

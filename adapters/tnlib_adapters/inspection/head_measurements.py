@@ -34,7 +34,7 @@ from tnlib_adapters.circuits import (
     subspace_overlaps,
 )
 from tnlib_adapters.circuits.arguments import Kind
-from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
+from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
@@ -42,8 +42,8 @@ from tnlib_adapters.transforms.gauge_fixing import head_order
 
 _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
-_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
-_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
+MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
+MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +238,7 @@ def _copying_scores(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, pr
         return None
     sizes = checkpoint.sizes
     work = 2 * len(words) * sizes.d_head * sizes.d_model
-    measured = min(n_layers, max(1, int(_MOST_COPIED / (work * sizes.n_heads))))
+    measured = min(n_layers, max(1, int(MOST_COPIED / (work * sizes.n_heads))))
     scores = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
         progress("measuring copying", at[0], measured)
@@ -264,4 +264,4 @@ def _choose_heads(
         candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
     chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
-    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])
+    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))])

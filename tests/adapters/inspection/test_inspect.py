@@ -22,11 +22,9 @@ from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoin
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
-from tnlib_adapters.inspection.inspect import page_of
-from tnlib_adapters.inspection.measure import n_shown
-from tnlib_adapters.inspection.tokens import Tokens, read_tokens
+from tnlib_adapters.inspection.inspect import findings, page_of
+from tnlib_adapters.inspection.measure import Tokens, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
 
 import tnlib
@@ -297,10 +295,10 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
     saved: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = (
-        "measure._MOST_WORK",
-        "measure._MOST_NUMBERS",
-        "head_measurements._MOST_COPIED",
-        "head_measurements._MOST_WORK",
+        "measure.MOST_WORK",
+        "measure.MOST_NUMBERS",
+        "head_measurements.MOST_COPIED",
+        "head_measurements.MOST_WORK",
     )
     for name in names:
         monkeypatch.setattr(f"tnlib_adapters.inspection.{name}", 1.0)
@@ -318,7 +316,7 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
         assert any(said in note for note in quick.notes)
         assert said in page.text
 
-    monkeypatch.setattr("tnlib_adapters.inspection.sections._MOST_PANELS", 4)
+    monkeypatch.setattr("tnlib_adapters.inspection.sections.MOST_PANELS", 4)
     seen = inspect(source, tmp_path / "seen", text="3 4 5 3 4 5")
     assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
     patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]

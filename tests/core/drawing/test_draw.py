@@ -1,7 +1,8 @@
-"""`draw`: every kind of value is drawn, with its legs and inside the figure."""
+"""Draw: every kind of value with its legs, files, equations and sweeps."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import quimb.tensor as qtn
 
 import tnlib
-from tnlib.drawing import Bubble, Diagram, Leg, Node
+from tnlib.drawing import Bubble, Diagram, Leg, Node, einsum_diagram, equation, sweep_steps
+from tnlib.drawing.paint import bubble_padding, thickness
 
 X = np.random.default_rng(0).standard_normal((3, 4, 5))
 
@@ -128,3 +130,80 @@ def test_a_diagram_is_made_without_matplotlib_and_quimb() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_bad_paths_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    picture = tnlib.draw(np.ones(3))
+    with pytest.raises(tnlib.ArgumentError, match=r"must end in \.svg or \.png, got a\.pdf"):
+        picture.save(tmp_path / "a.pdf")
+    with pytest.raises(tnlib.MissingFileError, match="folder"):
+        picture.save(tmp_path / "none" / "a.svg")
+    with pytest.raises(tnlib.ArgumentTypeError, match="must be a path"):
+        picture.save(3)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(tnlib.ArgumentError, match="must name a file"):
+        picture.save(tmp_path / "folder.svg")
+
+
+def test_the_repr_counts_nodes_and_legs() -> None:
+    assert repr(tnlib.draw(np.ones((2, 3)))) == "Picture of 2 x 3, dense: 1 nodes, 2 legs"
+
+
+def test_parts_of_an_equation_do_not_overlap() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5))
+    tucker, svd = tnlib.tucker(x, ranks=(2, 2, 2)).value, tnlib.svd(x[0]).value
+    diagram = equation(einsum_diagram("ijk->ijk", {"x": x}), "=", tucker, "+", svd, title="two")
+    assert isinstance(diagram, Diagram)
+    assert diagram.title == "two"
+    spans, first = [], 0
+    for count in (1, 1, 4, 1, 3):
+        xs = [node.position[0] for node in diagram.nodes[first : first + count]]
+        xs += [leg.end[0] for leg in diagram.legs if leg.end is not None and first <= leg.a < first + count]
+        spans.append((min(xs), max(xs)))
+        first += count
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(spans))
+
+
+def test_an_empty_diagram_takes_no_height() -> None:
+    assert [node.label for node in equation(Diagram((), ()), "=", np.ones(2)).nodes] == ["=", ""]
+
+
+def test_an_equation_of_signs_alone_is_refused() -> None:
+    with pytest.raises(tnlib.ArgumentError, match="at least one value"):
+        equation("=", "+")
+
+
+def test_every_step_adds_an_isometry() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5, 2))
+    tt = tnlib.tt_svd(x).value
+    steps = sweep_steps(tt)
+    assert list(steps) == ["dense", "step 1", "step 2", "step 3"]
+    for n_isometries, step in enumerate(steps.values()):
+        assert [n.kind for n in step.nodes] == [*["isometry"] * n_isometries, "tensor"]
+        assert step.bonds == tuple((f"bond{k}", tt.ranks[k]) for k in range(1, n_isometries + 1))
+        assert step.open_legs == tuple((f"k{k}", n) for k, n in enumerate(x.shape))
+    assert steps["dense"].title == f"{x.size} numbers"
+    assert steps["step 3"].title == f"{tt.n_parameters} numbers"
+    assert len(tnlib.draw(steps).diagram.nodes) == 1 + 2 + 3 + 4 + len(steps)
+
+
+def test_other_trains_are_refused() -> None:
+    tt = tnlib.tt_svd(np.random.default_rng(0).standard_normal((3, 4, 5))).value
+    short = tnlib.TensorTrain([np.ones((1, 2, 1))])
+    for value, words in ((tnlib.canonicalize(tt, 0), "core 0 that is no isometry"), (short, "got 1")):
+        with pytest.raises(tnlib.ArgumentError, match=words):
+            sweep_steps(value)
+    with pytest.raises(tnlib.ArgumentTypeError, match="sweep_steps: tt must be a TensorTrain, got a ndarray"):
+        sweep_steps(np.ones((2, 3)))
+
+
+def test_lines_of_larger_dimensions_are_thicker() -> None:
+    widths = [thickness(n) for n in (1, 2, 64, 768, 50257)]
+    assert widths == sorted(set(widths))
+
+
+def test_a_bubble_leaves_room_for_those_inside() -> None:
+    inner, outer = Bubble((0,), "relu"), Bubble((0, 1), "softmax")
+    diagram = Diagram((Node("tensor", "", (0, 0)), Node("tensor", "", (1, 0))), (), "", (inner, outer))
+    assert bubble_padding(diagram, outer) > bubble_padding(diagram, inner)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib.out_of_core.progress import observed_passes
+from tnlib import Storage
+from tnlib.out_of_core.passes import observed_passes
 
 distributed = pytest.importorskip("distributed")
 da = pytest.importorskip("dask.array")
@@ -47,8 +49,9 @@ def paired() -> np.ndarray:
     return x + 1e-3 * oracles.normal(x.shape, np.float64, 3) / np.sqrt(x.size)
 
 
-def check(name: str, x: np.ndarray, storage: Any, **options: Any) -> Any:
-    fit, warned = oracles.quietly(lambda: CALLS[name](storage, **{"memory": MEMORY} | options))
+def check(name: str, x: np.ndarray, stored: Any, *, memory: int = MEMORY, client: Any = None, **options: Any) -> Any:
+    storage = Storage(memory=memory, client=client)
+    fit, warned = oracles.quietly(lambda: CALLS[name](stored, storage=storage, **options))
     oracles.assert_fit(fit, x, rtol=options.get("rtol"))
     oracles.assert_gauge(fit.value)
     oracles.assert_warned(fit, warned)
@@ -134,9 +137,9 @@ def test_any_number_of_workers_gives_the_same_bits(chunks: tuple[int, ...], tmp_
     results = []
     for n_workers in (1, 2, 4):
         with cluster_of(n_workers, tmp_path) as cluster, distributed.Client(cluster, set_as_default=False) as client:
-            options = {"memory": 2 * MEMORY, "client": client}
+            storage = Storage(memory=2 * MEMORY, client=client)
             results.append([
-                bits(CALLS[name](matrix if name == "ttm_svd" else a, rtol=rtol, **options))
+                bits(CALLS[name](matrix if name == "ttm_svd" else a, rtol=rtol, storage=storage))
                 for name in CALLS for rtol in (1e-2, 1e-6) if name != "ttm_svd" or rtol == 1e-2
             ])  # fmt: skip
     assert results[0] == results[1] == results[2]
@@ -147,7 +150,7 @@ def test_any_number_of_workers_gives_the_same_bits(chunks: tuple[int, ...], tmp_
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
 def test_a_killed_worker_changes_no_bit(name: str, at: int, workers: Any, client: Any) -> None:
     a = da.from_array(noisy(noise=1e-8), chunks=(5, 12, 30, 8))
-    options = {"rtol": 1e-6, "memory": MEMORY, "client": client}
+    options = {"rtol": 1e-6, "storage": Storage(memory=MEMORY, client=client)}
     want = bits(CALLS[name](a, **options))
     calls = iter(range(at))
     killed: list[int] = []
@@ -177,7 +180,7 @@ def test_the_current_client_computes_dask_arrays(client: Any) -> None:
         fit = check("tucker", x, a, rtol=1e-2)
     assert bits(fit) == bits(check("tucker", x, a, rtol=1e-2, client=client))
     with pytest.raises(RuntimeError, match="in the calling process"):
-        tnlib.tucker(a, rtol=1e-2, memory=MEMORY)
+        tnlib.tucker(a, rtol=1e-2, storage=Storage(memory=MEMORY))
     small = da.from_array(x[:2], chunks=(1, 24, 30, 8)).map_blocks(in_another_process, os.getpid(), dtype=x.dtype)
     check("tucker", x[:2], small, rtol=1e-2, client=client)
 
@@ -196,11 +199,11 @@ def test_files_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "transposed.npy", x.transpose(2, 0, 3, 1))
     np.save(tmp_path / "big-endian.npy", x.astype(">f8"))
     want = check("tt_svd", x, np.load(tmp_path / "x.npy", mmap_mode="r"), client=client, rtol=1e-2)
-    for storage in (
+    for stored in (
         np.load(tmp_path / "transposed.npy", mmap_mode="r").transpose(1, 3, 0, 2),
         np.load(tmp_path / "big-endian.npy", mmap_mode="r"),
     ):
-        assert check("tt_svd", x, storage, client=client, rtol=1e-2).value.ranks == want.value.ranks
+        assert check("tt_svd", x, stored, client=client, rtol=1e-2).value.ranks == want.value.ranks
 
 
 def test_hdf5_and_zarr_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
@@ -225,36 +228,37 @@ def test_nan_is_named_by_its_chunk(client: Any) -> None:
     a = da.from_array(x, chunks=(5, 24, 30, 8))
     for name in ("tt_svd", "tucker", "svd"):
         with oracles.refused(ValueError, name, "finite", "chunk [15:20, 0:24, 0:30, 0:8]", "nan"):
-            CALLS[name](a, rtol=1e-2, memory=MEMORY, client=client)
+            CALLS[name](a, rtol=1e-2, storage=Storage(memory=MEMORY, client=client))
 
 
 def test_chunks_that_do_not_join() -> None:
     a = da.from_array(noisy(), chunks=(5, 24, 30, 8))
     with oracles.refused(ValueError, "svd", "chunks", "legs (0,) whole", "a.rechunk({0: -1, 1: 'auto'"):
-        tnlib.svd(a, left=0, max_rank=2, memory=MEMORY // 2)
+        tnlib.svd(a, left=0, max_rank=2, storage=Storage(memory=MEMORY // 2))
     with oracles.refused(ValueError, "ttm_svd", "chunks", "a.rechunk((20, 8))"):
-        tnlib.ttm_svd(da.from_array(paired(), chunks=(240, 480)), (4, 6, 20), (12, 5, 8), max_rank=2, memory=MEMORY)
+        CALLS["ttm_svd"](da.from_array(paired(), chunks=(240, 480)), max_rank=2, storage=Storage(memory=MEMORY))
 
 
 def test_arrays_and_clients_that_cannot_be_used(client: Any, tmp_path: Path) -> None:
     x = noisy()
     a = da.from_array(x, chunks=(5, 24, 30, 8))
-    with oracles.refused(TypeError, "tt_svd", "client", "distributed.Client", "str"):
-        tnlib.tt_svd(a, client="tcp://127.0.0.1:8786")
+    with oracles.refused(TypeError, "Storage", "client", "distributed.Client", "str"):
+        Storage(client="tcp://127.0.0.1:8786")
+    storage = Storage(memory=MEMORY, client=client)
     with oracles.refused(ValueError, "tucker", "ndarray in memory", "leave client out"):
-        tnlib.tucker(x, client=client)
+        tnlib.tucker(x, storage=storage)
     unknown = a.reshape(-1)[da.from_array(x.reshape(-1), chunks=-1) > 0]
     with oracles.refused(ValueError, "svd", "a.compute_chunk_sizes()"):
-        tnlib.svd(unknown, client=client)
+        tnlib.svd(unknown, storage=storage)
     with oracles.refused(ValueError, "tucker", "n_iter"):
-        tnlib.tucker(a, max_rank=2, n_iter=1, memory=MEMORY, client=client)
+        tnlib.tucker(a, max_rank=2, n_iter=1, storage=storage)
     np.save(tmp_path / "x.npy", x)
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     with oracles.refused(ValueError, "tucker", "mode='r'"):
-        tnlib.tucker(changed, max_rank=2, memory=MEMORY, client=client)
+        tnlib.tucker(changed, max_rank=2, storage=storage)
     opened = OpenedHere(x)
     with oracles.refused(ValueError, "tucker", "workers can open", "pickle"):
-        tnlib.tucker(opened, max_rank=2, memory=MEMORY, client=client)
+        tnlib.tucker(opened, max_rank=2, storage=storage)
 
 
 class OpenedHere:
@@ -270,7 +274,7 @@ class OpenedHere:
 def test_errors_of_chunks_are_raised_here(client: Any) -> None:
     a = da.from_array(noisy(), chunks=(5, 24, 30, 8)).map_blocks(failing, dtype=float)
     with pytest.raises(KeyError, match="no such tape"):
-        tnlib.tucker(a, rtol=1e-2, memory=MEMORY, client=client)
+        tnlib.tucker(a, rtol=1e-2, storage=Storage(memory=MEMORY, client=client))
 
 
 def failing(block: np.ndarray) -> np.ndarray:
@@ -280,23 +284,23 @@ def failing(block: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 def test_a_cluster_that_goes_away_is_one_sentence(tmp_path: Path) -> None:
     a = da.from_array(noisy(), chunks=(5, 12, 30, 8))
-    options = {"rtol": 1e-2, "memory": MEMORY, "spill": tmp_path / "spill"}
     with cluster_of(1, tmp_path) as cluster, distributed.Client(cluster, set_as_default=False) as client:
-        want = tnlib.tucker(a, client=client, **options)
+        storage = Storage(memory=MEMORY, folder=tmp_path / "run", client=client)
+        want = tnlib.tucker(a, rtol=1e-2, storage=storage)
 
         def close(stage: str, done: int, total: int) -> None:
             if stage == "pass 2":
                 cluster.close()
 
         with observed_passes(close), oracles.refused(RuntimeError, "tucker", "must stay until the end", "repeat"):
-            tnlib.tucker(a, client=client, **options)
+            tnlib.tucker(a, rtol=1e-2, storage=storage)
     stages = set()
     with (
         cluster_of(1, tmp_path) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
         observed_passes(lambda stage, done, total: stages.add(stage)),
     ):
-        fit = tnlib.tucker(a, client=client, **options)
+        fit = tnlib.tucker(a, rtol=1e-2, storage=replace(storage, client=client))
     assert bits(fit) == bits(want)
     assert "pass 1" not in stages
-    assert not (tmp_path / "spill").exists()
+    assert not (tmp_path / "run").exists()

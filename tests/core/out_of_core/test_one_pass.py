@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from other_arrays import MAKERS, kind_of
 
 import tnlib
+from tnlib import Storage
 
 SHAPE = (12, 14, 16, 6)
+ONCE = Storage(one_pass=True)
 
 CALLS: dict[str, Callable[..., Any]] = {
     "tt_svd": tnlib.tt_svd,
@@ -54,7 +57,7 @@ def test_errors_beside_those_of_two_passes(name: str, dtype: np.dtype) -> None:
     """The squared error of a sketch is expected to be at most 4 times the smallest one, in each of two stages."""
     x = noisy(dtype)
     for options in ({"max_rank": 4}, {"max_rank": 8}, {"max_rank": 8, "rtol": 1e-2}):
-        once, _ = oracles.quietly(lambda o=options: CALLS[name](x, one_pass=True, **o))
+        once, _ = oracles.quietly(lambda o=options: CALLS[name](x, storage=ONCE, **o))
         best, _ = oracles.quietly(lambda o=options: CALLS[name](x, max_rank=o["max_rank"]))
         error = check(once, x, options.get("rtol"))
         assert once.converged
@@ -73,7 +76,7 @@ def test_tolerances_and_scales(noise: float, rtol: float | None, seed: int, name
     x = scale * noisy(noise=noise, seed=seed, shape=(9, 10, 11))
     call = CALLS[name] if name != "svd" else tnlib.svd
     arguments = {"left": 1} if name == "svd" else {}
-    fit, _ = oracles.quietly(lambda: call(x, max_rank=5, rtol=rtol, one_pass=True, **arguments))
+    fit, _ = oracles.quietly(lambda: call(x, max_rank=5, rtol=rtol, storage=ONCE, **arguments))
     check(fit, x, rtol)
     assert fit.converged == (rtol is None or fit.error <= max(rtol, 1e-13))
     if noise == 0.0:
@@ -89,7 +92,7 @@ def test_coverage_of_the_confidence() -> None:
         x = np.outer(rng.standard_normal(40), rng.standard_normal(30)) + 1e-3 * np.outer(
             rng.standard_normal(40), rng.standard_normal(30)
         )
-        fit, _ = oracles.quietly(lambda x=x: tnlib.svd(x, max_rank=1, one_pass=True))
+        fit, _ = oracles.quietly(lambda x=x: tnlib.svd(x, max_rank=1, storage=ONCE))
         exceeded += oracles.true_error(x, fit.value) > 1.6 * fit.error
     assert exceeded <= 1
 
@@ -97,7 +100,7 @@ def test_coverage_of_the_confidence() -> None:
 @names
 def test_zero_and_small_arrays(name: str) -> None:
     for x in (np.zeros((4, 3, 2, 5)), np.ones((1, 3, 1, 2)), oracles.normal((2, 2, 2, 2))):
-        check(oracles.quietly(lambda x=x: CALLS[name](x, max_rank=20, one_pass=True))[0], x, None)
+        check(oracles.quietly(lambda x=x: CALLS[name](x, max_rank=20, storage=ONCE))[0], x, None)
 
 
 # ----------------------------------------------------------------------------------------------------- streams
@@ -112,16 +115,14 @@ def slabs(x: np.ndarray, height: int) -> Iterator[np.ndarray]:
 def test_streams(name: str, height: int) -> None:
     x = noisy()
     stream = tnlib.SlabStream(slabs(x, height), x.shape, x.dtype)
-    fit = CALLS[name](stream, max_rank=6, rtol=1e-2, one_pass=True)
+    fit = CALLS[name](stream, max_rank=6, rtol=1e-2)
     check(fit, x, 1e-2)
-    oracles.assert_close(
-        fit.value.full(), CALLS[name](x, max_rank=6, rtol=1e-2, one_pass=True).value.full(), np.float32
-    )
+    oracles.assert_close(fit.value.full(), CALLS[name](x, max_rank=6, rtol=1e-2, storage=ONCE).value.full(), np.float32)
 
 
 def test_slabs_of_growing_scale() -> None:
     x = noisy() * np.logspace(-250, 200, SHAPE[0])[:, None, None, None]
-    fit = tnlib.tt_svd(tnlib.SlabStream(slabs(x, 1), x.shape, float), max_rank=6, rtol=1e-2, one_pass=True)
+    fit = tnlib.tt_svd(tnlib.SlabStream(slabs(x, 1), x.shape, float), max_rank=6, rtol=1e-2)
     check(fit, x, 1e-2)
 
 
@@ -129,14 +130,14 @@ def test_slabs_of_growing_scale() -> None:
 def test_slabs_of_growing_scale_in_single_precision(name: str) -> None:
     x = noisy(noise=0.0, shape=(8, 9, 6, 5))
     x = (x / np.abs(x).max() * np.repeat([1e-30, 1e29], 4)[:, None, None, None]).astype(np.float32)
-    fit = CALLS[name](tnlib.SlabStream(slabs(x, 4), x.shape, x.dtype), max_rank=6, one_pass=True)
+    fit = CALLS[name](tnlib.SlabStream(slabs(x, 4), x.shape, x.dtype), max_rank=6, storage=ONCE)
     check(fit, x, None)
 
 
 def test_slabs_without_rows_and_of_other_dtypes() -> None:
     x = np.arange(24).reshape(4, 3, 2)
     parts = [x[:0], x[:1].astype(np.int8), x[1:].astype(np.float16), x[:0]]
-    fit = tnlib.tt_svd(tnlib.SlabStream(parts, x.shape, np.float32), max_rank=2, one_pass=True)
+    fit = tnlib.tt_svd(tnlib.SlabStream(parts, x.shape, np.float32), max_rank=2)
     check(fit, x.astype(np.float32), None)
 
 
@@ -155,11 +156,11 @@ class CountedReads:
 def test_every_entry_is_read_once(name: str, tmp_path: Path) -> None:
     x = noisy(shape=(36, 14, 16, 6))
     counted = CountedReads(x)
-    check(CALLS[name](counted, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
+    check(CALLS[name](counted, max_rank=6, rtol=1e-2, storage=Storage(memory=1 << 22, one_pass=True)), x, 1e-2)
     assert (counted.counts == 1).all()
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    check(CALLS[name](mapped, max_rank=6, rtol=1e-2, one_pass=True, memory=1 << 22), x, 1e-2)
+    check(CALLS[name](mapped, max_rank=6, rtol=1e-2, storage=Storage(memory=1 << 22, one_pass=True)), x, 1e-2)
 
 
 @names
@@ -168,7 +169,7 @@ def test_memory(name: str) -> None:
     x, memory = oracles.normal((24, 64, 32, 16)), 5 << 20
     tracemalloc.start()
     try:
-        oracles.quietly(lambda: CALLS[name](x, max_rank=2, one_pass=True, memory=memory))
+        oracles.quietly(lambda: CALLS[name](x, max_rank=2, storage=Storage(memory=memory, one_pass=True)))
         held = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -177,7 +178,7 @@ def test_memory(name: str) -> None:
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_arrays_of_other_libraries(make: Callable[[Any], Any]) -> None:
-    fit = tnlib.tt_svd(make(noisy()), max_rank=6, rtol=1e-2, one_pass=True)
+    fit = tnlib.tt_svd(make(noisy()), max_rank=6, rtol=1e-2, storage=ONCE)
     assert kind_of(fit.value.full()) == kind_of(make(noisy()))
 
 
@@ -189,20 +190,18 @@ def stream_of(*parts: Any, shape: tuple[int, ...] = (4, 3, 2)) -> tnlib.SlabStre
 
 
 @names
-def test_missing_ranks_and_spill_folders(name: str) -> None:
-    with oracles.refused(ValueError, name, "max_rank must be given with one_pass"):
-        CALLS[name](noisy(), one_pass=True)
-    with oracles.refused(ValueError, name, "spill must be left out"):
-        CALLS[name](noisy(), one_pass=True, max_rank=3, spill="folder")
-    with oracles.refused(TypeError, name, "one_pass must be True or False"):
-        CALLS[name](noisy(), one_pass="yes", max_rank=3)
+def test_missing_ranks_and_folders(name: str) -> None:
+    with oracles.refused(ValueError, name, "max_rank must be given", "read once"):
+        CALLS[name](noisy(), storage=ONCE)
+    with oracles.refused(ValueError, "Storage", "folder must be left out", "SlabStream"):
+        CALLS[name](stream_of(np.ones((4, 3, 2))), max_rank=3, storage=Storage(folder="folder"))
     with oracles.refused(ValueError, name, "memory must be at least", "sketches"):
-        CALLS[name](np.ones((50, 60, 70, 1)), one_pass=True, max_rank=20, memory=1 << 16)
+        CALLS[name](np.ones((50, 60, 70, 1)), max_rank=20, storage=Storage(memory=1 << 16, one_pass=True))
 
 
 def test_streams_that_end_early_or_do_not_fit() -> None:
     def decompose(stream: tnlib.SlabStream) -> Any:
-        return tnlib.tt_svd(stream, max_rank=2, one_pass=True)
+        return tnlib.tt_svd(stream, max_rank=2)
 
     with oracles.refused(ValueError, "tt_svd", "4 rows together, got 2", "ended early"):
         decompose(stream_of(np.ones((2, 3, 2))))
@@ -220,10 +219,14 @@ def test_streams_that_end_early_or_do_not_fit() -> None:
         decompose(stream)
 
 
-def test_streams_without_one_pass() -> None:
-    for call in (tnlib.tt_svd, tnlib.tucker, lambda x: tnlib.svd(x, left=0), lambda x: tnlib.cp(x, 1)):
-        with oracles.refused(TypeError, "SlabStream", "one_pass=True"):
+def test_functions_that_read_an_array_twice() -> None:
+    for call in (partial(tnlib.cp, rank=1), partial(tnlib.ttm_svd, row_shape=(4,), col_shape=(6,))):
+        with oracles.refused(TypeError, "a SlabStream", "tt_svd, tucker and svd"):
             call(stream_of(np.ones((4, 3, 2))))
+        with oracles.refused(TypeError, "one_pass=True", "tt_svd, tucker and svd"):
+            call(np.ones((4, 6)), storage=ONCE)
+    with oracles.refused(TypeError, "inner", "SlabStream", "tt_svd, tucker or svd"):
+        tnlib.inner(stream_of(np.ones((4, 3, 2))), np.ones((4, 3, 2)))  # type: ignore[call-overload]
     with oracles.refused(TypeError, "SlabStream", "iterable"):
         tnlib.SlabStream(3, (4,), float)  # type: ignore[arg-type]
     for dtype in ("float7", object):
@@ -235,21 +238,19 @@ def test_the_chunk_with_nan_is_named() -> None:
     x = noisy(shape=(36, 14, 16, 6))
     x[30, 2, 1, 5] = np.nan
     with oracles.refused(ValueError, "tt_svd", "x must be finite, got nan at index", "of the chunk ["):
-        tnlib.tt_svd(CountedReads(x), max_rank=2, one_pass=True, memory=1 << 22)
+        tnlib.tt_svd(CountedReads(x), max_rank=2, storage=Storage(memory=1 << 22, one_pass=True))
 
 
 def test_iterations_and_single_legs() -> None:
     with oracles.refused(ValueError, "tucker", "n_iter must be 0"):
-        tnlib.tucker(noisy(), max_rank=2, n_iter=1, one_pass=True)
+        tnlib.tucker(noisy(), max_rank=2, n_iter=1, storage=ONCE)
     with oracles.refused(ValueError, "tt_svd", "at least 2 legs"):
-        tnlib.tt_svd(np.ones(3), max_rank=2, one_pass=True)
+        tnlib.tt_svd(np.ones(3), max_rank=2, storage=ONCE)
 
 
 @pytest.mark.parametrize("decompose", [tnlib.tt_svd, tnlib.tucker])
 def test_dask_arrays_are_read_in_this_process(decompose: Any) -> None:
     array = pytest.importorskip("dask.array")
     x = oracles.random_train((12, 10, 8), [1, 3, 3, 1], np.float64)
-    fit = decompose(array.from_array(x, chunks=(5, 4, 8)), max_rank=9, rtol=1e-10, one_pass=True)
+    fit = decompose(array.from_array(x, chunks=(5, 4, 8)), max_rank=9, rtol=1e-10, storage=ONCE)
     assert oracles.norm(fit.value.full() - x) <= 1e-10 * oracles.norm(x)
-    with oracles.refused(ValueError, decompose.__name__, "client", "one_pass"):
-        decompose(x, max_rank=9, one_pass=True, client=object())

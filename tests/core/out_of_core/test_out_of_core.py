@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tnlib
-from tnlib.out_of_core.progress import observed_passes
+from tnlib import Storage
+from tnlib.out_of_core.passes import observed_passes
 
 MEMORY = 1 << 20  # bytes
 SHAPE = (20, 24, 30, 8)
+LIMITED, HALF, QUARTER = (Storage(memory=MEMORY // n) for n in (1, 2, 4))
 
 CALLS: dict[str, Callable[..., Any]] = {
     "tt_svd": tnlib.tt_svd,
@@ -47,8 +49,8 @@ def paired(dtype: Any = np.float64) -> np.ndarray:
     return (x + 1e-3 * oracles.normal(x.shape, dtype, 3) / np.sqrt(x.size)).astype(dtype)
 
 
-def check(name: str, x: np.ndarray, storage: Any, **options: Any) -> Any:
-    fit, warned = oracles.quietly(lambda: CALLS[name](storage, memory=MEMORY, **options))
+def check(name: str, x: np.ndarray, stored: Any, **options: Any) -> Any:
+    fit, warned = oracles.quietly(lambda: CALLS[name](stored, storage=LIMITED, **options))
     oracles.assert_fit(fit, x, rtol=options.get("rtol"))
     oracles.assert_gauge(fit.value)
     oracles.assert_warned(fit, warned)
@@ -106,19 +108,19 @@ def test_matrices_with_paired_legs(options: dict[str, Any], tmp_path: Path) -> N
     np.save(tmp_path / "x.npy", x)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = x
-        for storage in (np.load(tmp_path / "x.npy", mmap_mode="r"), file["x"]):
-            fit = check("ttm_svd", x, storage, **options)
+        for stored in (np.load(tmp_path / "x.npy", mmap_mode="r"), file["x"]):
+            fit = check("ttm_svd", x, stored, **options)
             assert fit.value.ranks == want.value.ranks
 
 
 def test_cp_of_an_array_past_memory() -> None:
     x = oracles.random_cp(SHAPE, 3) + 1e-3 * oracles.normal(SHAPE) / 340
-    fit = tnlib.cp(x, 3, memory=MEMORY // 2)
+    fit = tnlib.cp(x, 3, storage=HALF)
     oracles.assert_fit(fit, x)
     oracles.assert_gauge(fit.value)
     assert fit.error < 1e-3
     with oracles.refused(ValueError, "constraint", "memory"):
-        tnlib.cp(np.abs(x), 3, constraint="nonnegative", memory=MEMORY // 2)
+        tnlib.cp(np.abs(x), 3, constraint="nonnegative", storage=HALF)
 
 
 # ---------------------------------------------------------------------------------------------------------- storages
@@ -186,7 +188,7 @@ def test_zarr_arrays(name: str, tmp_path: Path) -> None:
     for chunks in ((20, 24, 30, 8), (7, 5, 11, 8)):
         a = zarr.create_array(str(tmp_path / f"{chunks[0]}.zarr"), shape=SHAPE, chunks=chunks, dtype="f4")
         a[...] = x
-        fit, _ = oracles.quietly(lambda a=a: CALLS[name](a, rtol=1e-2, memory=MEMORY // 2))
+        fit, _ = oracles.quietly(lambda a=a: CALLS[name](a, rtol=1e-2, storage=HALF))
         oracles.assert_fit(fit, x, rtol=1e-2)
 
 
@@ -204,12 +206,12 @@ def test_hdf5_datasets(name: str, tmp_path: Path) -> None:
 
 def test_two_reads_of_an_array_of_low_ranks() -> None:
     x = oracles.random_train((2,) * 18, [1, *[2] * 17, 1]) + 1e-4 * oracles.normal((2,) * 18) / 512
-    storage = Sliced(x)
-    fit = tnlib.tt_svd(storage, rtol=1e-2, memory=MEMORY)
+    stored = Sliced(x)
+    fit = tnlib.tt_svd(stored, rtol=1e-2, storage=LIMITED)
     oracles.assert_fit(fit, x, rtol=1e-2)
-    assert storage.n_read < 2.5 * x.size  # and a sample of rows
+    assert stored.n_read < 2.5 * x.size  # and a sample of rows
     tucker = Sliced(noisy())
-    tnlib.tucker(tucker, rtol=1e-2, memory=MEMORY)
+    tnlib.tucker(tucker, rtol=1e-2, storage=LIMITED)
     assert tucker.n_read == 2 * tucker.x.size
 
 
@@ -224,7 +226,7 @@ def test_small_arrays_take_the_way_of_arrays_in_memory(tmp_path: Path) -> None:
 def test_repetition_does_not_change_a_bit() -> None:
     x = noisy()
     for name in ("tt_svd", "tucker", "svd"):
-        first, second = (CALLS[name](x, rtol=1e-2, memory=MEMORY) for _ in range(2))
+        first, second = (CALLS[name](x, rtol=1e-2, storage=LIMITED) for _ in range(2))
         oracles.assert_same_bits(first.value, second.value)
         assert first.error == second.error
 
@@ -238,25 +240,37 @@ def test_nan_is_named_by_its_chunk() -> None:
         x[17, 3, 2, 1] = value
         for name in ("tt_svd", "tucker", "svd"):
             with oracles.refused(ValueError, name, "finite", "chunk [", str(value)):
-                CALLS[name](x, rtol=1e-2, memory=MEMORY)
+                CALLS[name](x, rtol=1e-2, storage=LIMITED)
 
 
 @pytest.mark.parametrize("memory", [-1, 0, 1000, float("nan"), float("inf")])
 def test_impossible_memory(memory: float) -> None:
-    with oracles.refused(ValueError, "tt_svd", "memory", "65536"):
-        tnlib.tt_svd(noisy(), memory=memory)
+    with oracles.refused(ValueError, "Storage", "memory", "65536"):
+        Storage(memory=memory)
+
+
+def test_settings_of_other_types() -> None:
+    with oracles.refused(TypeError, "tt_svd", "storage must be a tnlib.Storage", str(MEMORY)):
+        tnlib.tt_svd(noisy(), storage=MEMORY)  # type: ignore[arg-type]
+    with oracles.refused(TypeError, "Storage", "folder must be a path"):
+        Storage(folder=3)  # type: ignore[arg-type]
+    with oracles.refused(TypeError, "Storage", "one_pass must be True or False"):
+        Storage(one_pass="yes")  # type: ignore[arg-type]
+    for option in ({"folder": "folder"}, {"client": object()}):
+        with oracles.refused((ValueError, TypeError), "Storage", *option):
+            Storage(one_pass=True, **option)  # type: ignore[arg-type]
 
 
 def test_memory_that_does_not_suffice() -> None:
     x = oracles.normal(SHAPE)
     with oracles.refused(ValueError, "tt_svd", "raise rtol"):
-        tnlib.tt_svd(x, rtol=1e-6, memory=MEMORY // 4)
+        tnlib.tt_svd(x, rtol=1e-6, storage=QUARTER)
     with oracles.refused(ValueError, "tucker", "memory"):
-        tnlib.tucker(x, rtol=1e-6, memory=MEMORY // 4)
+        tnlib.tucker(x, rtol=1e-6, storage=QUARTER)
     with oracles.refused(ValueError, "svd", "memory", "Gram"):
-        tnlib.svd(x.reshape(480, 240), rtol=1e-6, memory=MEMORY // 4)
+        tnlib.svd(x.reshape(480, 240), rtol=1e-6, storage=QUARTER)
     with oracles.refused(ValueError, "tucker", "n_iter"):
-        tnlib.tucker(x, max_rank=2, n_iter=1, memory=MEMORY // 4)
+        tnlib.tucker(x, max_rank=2, n_iter=1, storage=QUARTER)
 
 
 def test_a_file_that_ends_in_the_middle(tmp_path: Path) -> None:
@@ -265,7 +279,7 @@ def test_a_file_that_ends_in_the_middle(tmp_path: Path) -> None:
     a = np.load(path, mmap_mode="r")
     os.truncate(path, path.stat().st_size // 2)
     with oracles.refused(ValueError, "tt_svd", "readable to its end", "bytes"):
-        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY)
+        tnlib.tt_svd(a, rtol=1e-2, storage=LIMITED)
 
 
 class Changing(Sliced):
@@ -279,10 +293,10 @@ class Changing(Sliced):
 
 def test_an_array_that_changes_in_the_middle() -> None:
     with oracles.refused(ValueError, "tucker", "must not change", "chunk ["):
-        tnlib.tucker(Changing(noisy()), rtol=1e-2, memory=MEMORY)
+        tnlib.tucker(Changing(noisy()), rtol=1e-2, storage=LIMITED)
 
 
-# ------------------------------------------------------------------------------------------------------------- spill
+# ----------------------------------------------------------------------------------------------------- resumed runs
 
 
 class Interrupted(Exception):
@@ -302,44 +316,44 @@ def interrupt_after(count: int) -> Callable[[str, int, int], None]:
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
 def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", noisy(shape=(60, 24, 30, 8)))
-    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
-    options = {"rtol": 1e-2, "memory": 2 * MEMORY}
+    a, folder = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "run"
+    storage = Storage(memory=2 * MEMORY, folder=folder)
     calls: list[str] = []
     with observed_passes(lambda stage, done, total: calls.append(stage)):
-        want = CALLS[name](a, **options)
+        want = CALLS[name](a, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
     with observed_passes(interrupt_after(3 * len(calls) // 4)), pytest.raises(Interrupted):
-        CALLS[name](a, spill=spill, **options)
-    assert spill.is_dir()
+        CALLS[name](a, rtol=1e-2, storage=storage)
+    assert folder.is_dir()
     resumed: list[str] = []
     with observed_passes(lambda stage, done, total: resumed.append(stage)):
-        fit = CALLS[name](a, spill=spill, **options)
+        fit = CALLS[name](a, rtol=1e-2, storage=storage)
     oracles.assert_same_bits(fit.value, want.value)
     assert len(resumed) < len(calls)
-    assert not spill.exists()
+    assert not folder.exists()
 
 
-def test_a_spill_folder_of_another_call_is_refused(tmp_path: Path) -> None:
+def test_the_folder_of_another_call_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", noisy())
-    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
+    a, storage = np.load(tmp_path / "x.npy", mmap_mode="r"), Storage(memory=MEMORY, folder=tmp_path / "run")
     with observed_passes(interrupt_after(2)), pytest.raises(Interrupted):
-        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY, spill=spill)
-    with oracles.refused(ValueError, "tt_svd", "spill", "other"):
-        tnlib.tt_svd(a, rtol=1e-3, memory=MEMORY, spill=spill)
+        tnlib.tt_svd(a, rtol=1e-2, storage=storage)
+    with oracles.refused(ValueError, "tt_svd", "storage.folder", "other"):
+        tnlib.tt_svd(a, rtol=1e-3, storage=storage)
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine").write_text("text")
-    with oracles.refused(ValueError, "tt_svd", "spill", "other files"):
-        tnlib.tt_svd(a, rtol=1e-2, memory=MEMORY, spill=other)
+    with oracles.refused(ValueError, "tt_svd", "storage.folder", "other files"):
+        tnlib.tt_svd(a, rtol=1e-2, storage=Storage(memory=MEMORY, folder=other))
     assert (other / "mine").read_text() == "text"
 
 
 def test_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     x = noisy()
-    tnlib.tucker(x, max_rank=(20, 24, 2, 8), memory=MEMORY // 2)
+    tnlib.tucker(x, max_rank=(20, 24, 2, 8), storage=HALF)
     x[-1, -1] = np.nan
     with oracles.refused(ValueError, "finite"):
-        tnlib.tucker(x, rtol=1e-2, memory=MEMORY)
+        tnlib.tucker(x, rtol=1e-2, storage=LIMITED)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -351,8 +365,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_resumed(
     import resource
 
     np.save(tmp_path / "x.npy", noisy())
-    a, spill = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "spill"
-    options = {"max_rank": (20, 24, 2, 8), "memory": MEMORY // 2}
+    a, folder = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "run"
+    ranks, storage = (20, 24, 2, 8), Storage(memory=MEMORY // 2, folder=folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if problem == errno.EFBIG:  # the system's own refusal
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))
@@ -363,39 +377,40 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_resumed(
 
         monkeypatch.setattr("os.posix_fallocate", refuse)
     try:
-        with oracles.refused(ValueError, "tucker", "spill", "room", str(spill)):
-            tnlib.tucker(a, spill=spill, **options)
+        with oracles.refused(ValueError, "tucker", "storage.folder", "room", str(folder)):
+            tnlib.tucker(a, max_rank=ranks, storage=storage)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
-    fit = tnlib.tucker(a, spill=spill, **options)
-    oracles.assert_same_bits(fit.value, tnlib.tucker(a, **options).value)
-    assert not spill.exists()
+    fit = tnlib.tucker(a, max_rank=ranks, storage=storage)
+    oracles.assert_same_bits(fit.value, tnlib.tucker(a, max_rank=ranks, storage=HALF).value)
+    assert not folder.exists()
 
 
 KILLED = """
 import os, signal, sys, numpy as np, tnlib
-from tnlib.out_of_core.progress import observed_passes
+from tnlib.out_of_core.passes import observed_passes
 calls = iter(range(int(sys.argv[2])))
 def kill(stage, done, total):
     if next(calls, None) is None:
         os.kill(os.getpid(), signal.SIGKILL)
 with observed_passes(kill):
-    tnlib.tucker(np.load(sys.argv[1], mmap_mode="r"), rtol=1e-2, memory=1 << 20, spill=sys.argv[3])
+    storage = tnlib.Storage(memory=1 << 20, folder=sys.argv[3])
+    tnlib.tucker(np.load(sys.argv[1], mmap_mode="r"), rtol=1e-2, storage=storage)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiles", [10, 70, 100, 140])
 def test_a_killed_run_is_resumed(tiles: int, tmp_path: Path) -> None:
-    path, spill = tmp_path / "x.npy", tmp_path / "spill"
+    path, folder = tmp_path / "x.npy", tmp_path / "run"
     np.save(path, noisy(shape=(120, 24, 30, 8)))
     a = np.load(path, mmap_mode="r")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tiles), str(spill)], check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tiles), str(folder)], check=False)
     assert done.returncode == -9
-    fit = tnlib.tucker(a, rtol=1e-2, memory=MEMORY, spill=spill)
-    oracles.assert_same_bits(fit.value, tnlib.tucker(a, rtol=1e-2, memory=MEMORY).value)
-    assert not spill.exists()
+    fit = tnlib.tucker(a, rtol=1e-2, storage=Storage(memory=MEMORY, folder=folder))
+    oracles.assert_same_bits(fit.value, tnlib.tucker(a, rtol=1e-2, storage=LIMITED).value)
+    assert not folder.exists()
 
 
 PEAK = """
@@ -409,9 +424,9 @@ before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 a = np.memmap(sys.argv[1], mode="r", dtype=float, shape=(2,) * 26)
 if sys.argv[2] == "tt_svd":
-    tnlib.tt_svd(a, rtol=1e-2, memory=2**26)
+    tnlib.tt_svd(a, rtol=1e-2, storage=tnlib.Storage(memory=2**26))
 else:
-    tnlib.tucker(a.reshape(64, 128, 8192), rtol=1e-2, memory=2**26)
+    tnlib.tucker(a.reshape(64, 128, 8192), rtol=1e-2, storage=tnlib.Storage(memory=2**26))
 print(status("VmHWM") - before)
 """
 

@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 from tnlib._typing import Array
 from tnlib.formats.cp.als import cp_residual
-from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
-from tnlib.out_of_core.array_source import ArraySource
-from tnlib.out_of_core.tile_passes import Passes
+from tnlib.formats.tucker.tucker_out_of_core import st_hosvd_in_passes
+from tnlib.out_of_core.passes import Passes
 
 
 class TuckerCore(NamedTuple):
-    """A core in double precision with its bases, the norm of the array, and that of the part outside of the bases."""
+    """A core in double precision times 2**exponent, its bases, the norm of the array, and that outside of the bases."""
 
     core: Array
+    exponent: int
     bases: list[Array]
     norm: float
     discarded: float
@@ -38,8 +38,9 @@ class TuckerCore(NamedTuple):
         return math.hypot(self.discarded, cp_residual(self.core, [inside[0] * weights, *inside[1:]]))
 
 
-def core_of_source(passes: Passes, source: ArraySource, rank: int) -> TuckerCore:
+def core_of_stored(opened: Passes, rank: int) -> TuckerCore:
     """Return the Tucker core on which a CP of `rank` components is fitted."""
-    caps = [min(n, rank + rank // 4 + 2) for n in source.shape]
-    core, bases, budget = st_hosvd_of_source(passes, source, None, caps)
-    return TuckerCore(core, bases, budget.norm, budget.discarded)
+    caps = [min(n, rank + rank // 4 + 2) for n in opened.shape]
+    with opened as passes:
+        core, bases, budget = st_hosvd_in_passes(passes, None, caps)
+        return TuckerCore(core, passes.source.exponent, bases, budget.norm, budget.discarded)

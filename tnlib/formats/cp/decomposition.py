@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,10 +14,9 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, report, roundoff
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_count, as_rng, as_rtol, is_one_of
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored
 from tnlib.formats.cp.als import Iterate, als, cp_residual, unit_columns
 from tnlib.formats.cp.constrained import CONSTRAINTS, constrained_cp
-from tnlib.formats.cp.cp_out_of_core import TuckerCore, core_of_source
 from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
@@ -28,7 +26,10 @@ from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.out_of_core.session import Resources, open_session
+
+if TYPE_CHECKING:
+    from tnlib.formats.cp.cp_out_of_core import TuckerCore
+    from tnlib.out_of_core.storage import Storage
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
 _ALTERNATING_SWEEPS = 30  # before Gauss-Newton steps take over
@@ -52,8 +53,7 @@ def cp(
     n_starts: int = 1,
     rng: np.random.Generator | int | None = None,
     constraint: str | None = None,
-    memory: float | None = None,
-    spill: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> Fit[CP]:
     """Fit a sum of `rank` rank-one tensors to `x`; `fit.error` is norm(x - fit.value.full()) / norm(x).
 
@@ -75,8 +75,8 @@ def cp(
         Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
         before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
         None for an array that exceeds memory.
-    memory, spill
-        As in `tt_svd`, for arrays that exceed memory.
+    storage
+        How an array that exceeds memory is read, see `Storage`; without `one_pass`.
 
     Returns
     -------
@@ -99,16 +99,21 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    session, dense = open_session("cp", "x", x, Resources(memory, spill), {"rank": rank})
-    if session is not None:
-        with session as (passes, source):
-            _check_constraint(constraint, source.dtype, source.shape, in_memory=False)
-            tucker = core_of_source(passes, source, rank)
-            scaled, exponent, size = tucker.core, source.exponent, tucker.norm
-            dtype = source.dtype
+    passes, tucker, dense = None, None, x
+    if storage is not None or is_stored(x):
+        from tnlib.out_of_core.open_array import open_passes
+
+        passes, dense = open_passes("cp", "x", x, storage, {"rank": rank})
+    if passes is not None:
+        from tnlib.formats.cp.cp_out_of_core import core_of_stored
+
+        dtype = passes.dtype
+        _check_constraint(constraint, dtype, passes.shape, in_memory=False)
+        tucker = core_of_stored(passes, rank)
+        scaled, exponent, size = tucker.core, tucker.exponent, tucker.norm
     else:
         scaled, exponent, size = prepare("cp", "x", dense)
-        dtype, tucker = scaled.dtype, None
+        dtype = scaled.dtype
         _check_constraint(constraint, dtype, scaled.shape)
 
     starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng))

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tnlib.drawing.diagram import Diagram, Leg, Node
-from tnlib.drawing.layout import REACH, STEP, fan, format_title
-from tnlib.drawing.node_kinds import array_node
+from tnlib.drawing.layout import REACH, STEP, array_node, fan, format_title
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +16,20 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format, as_stored, numpy_arrays, refuse_too_large, set_fields, with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_flag, as_legs, as_max_rank, as_rtol
+from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored
 from tnlib.formats.matrix.balance import scaled_product_svd
 from tnlib.formats.matrix.low_rank import LowRank
-from tnlib.formats.matrix.svd_one_pass import svd_one_pass
-from tnlib.formats.matrix.svd_out_of_core import svd_of_source
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.one_read import OneRead
-from tnlib.out_of_core.session import Resources, open_session
-from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
-from tnlib.out_of_core.slab_stream import SlabStream
+
+if TYPE_CHECKING:
+    from tnlib.out_of_core.matrix_sketch import SketchedError
+    from tnlib.out_of_core.one_read import SlabStream
+    from tnlib.out_of_core.storage import Storage
 
 _RESOLUTION = 1e-4  # relative difference of singular values that the subspace iteration resolves
 
@@ -44,10 +42,7 @@ def svd(
     left: int | Sequence[int] | None = None,
     rtol: float | None = None,
     max_rank: int | None = None,
-    memory: float | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    client: Any = None,
-    one_pass: bool = False,
+    storage: Storage | None = None,
 ) -> Fit[SVD]:
     """Decompose `a` so that norm(a - fit.value.full()) <= rtol * norm(a), with the smallest rank.
 
@@ -61,10 +56,8 @@ def svd(
     rtol, max_rank
         Relative Frobenius error of the whole tensor, and maximal rank; the smaller rank is used. If both are None, the
         numerical rank.
-    memory, spill, client
-        As in `tt_svd`, for arrays that exceed memory or are read by workers.
-    one_pass
-        Read `a` once, with an estimated error: as in `tt_svd`.
+    storage
+        How an array that exceeds memory is read, see `Storage`.
 
     Returns
     -------
@@ -81,29 +74,27 @@ def svd(
     (array([4.]), 0.6)
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
-    options = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
-    resources = Resources(memory, spill, client)
-    if as_flag("svd", "one_pass", one_pass):
-        rank, read = require_rank("svd", max_rank, resources), OneRead("svd", "a", a, memory)
-        rows, columns = _split_legs(left, read.shape)
-        parts, exponent, error = svd_one_pass(read, rows, rtol, rank)
-        value = _canonical_svd(parts, read.shape, rows, columns, exponent, read.dtype)
-        return with_arrays_of(a, report_estimate("svd", value, error, rtol))
-    session, dense = open_session("svd", "a", a, resources, options)
-    if session is None:
+    opened, dense = None, a
+    if storage is not None or is_stored(a):
+        from tnlib.out_of_core.open_array import open_array
+
+        opened, dense = open_array("svd", "a", a, storage, {"rtol": rtol, "max_rank": max_rank, "left": repr(left)})
+    budget: TruncationBudget | SketchedError
+    if opened is None:
         x, exponent, norm = prepare("svd", "a", dense)
-        shape = x.shape
+        shape, dtype = x.shape, x.dtype
         rows, columns = _split_legs(left, shape)
         matrix = x.transpose(*rows, *columns).reshape(math.prod(shape[k] for k in rows), -1)
-        (u, s, vh), budget = _truncated_svd(matrix, norm, rtol, max_rank)
+        parts, budget = _truncated_svd(matrix, norm, rtol, max_rank)
     else:
-        with session as (passes, source):
-            shape = source.shape
-            rows, columns = _split_legs(left, shape)
-            (u, s, vh), budget = svd_of_source(passes, source, rows, rtol, max_rank)
-            exponent = source.exponent
-    value = _canonical_svd((u, s, vh), shape, rows, columns, exponent, budget.dtype)
-    return with_arrays_of(a, report("svd", value, error=budget.error, rtol=rtol, notes=budget.notes()))
+        from tnlib.formats.matrix.svd_out_of_core import decompose_stored
+
+        shape, dtype = opened.shape, opened.dtype
+        rows, columns = _split_legs(left, shape)
+        parts, exponent, budget = decompose_stored(opened, rows, rtol, max_rank)
+    value = _canonical_svd(parts, shape, rows, columns, exponent, dtype)
+    fit = report("svd", value, error=budget.error, rtol=rtol, estimate=budget.estimate, notes=budget.notes())
+    return with_arrays_of(a, fit)
 
 
 def _canonical_svd(

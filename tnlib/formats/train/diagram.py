@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
-from tnlib.drawing.layout import ChainRows, format_title
-from tnlib.drawing.node_kinds import is_isometric_from
+from tnlib.drawing.layout import ChainRows, format_title, is_isometric_from
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal

@@ -1,7 +1,7 @@
 r"""TT-SVD of an array that exceeds memory.
 
-An array of low ranks is cut in the middle, as in memory: a sample of rows gives a few orthonormal rows V that nearly
-span the row space of A, and two passes compute
+In passes, an array of low ranks is cut in the middle, as in memory: a sample of rows gives a few orthonormal rows V
+that nearly span the row space of A, and two passes compute
 
     C = A V^H,        P = E^H A  with the isometry E of the train of C,
 
@@ -9,6 +9,13 @@ of which C and P fit in memory. The error of the cut is norm(A)^2 - norm(P)^2, o
 
 Any other array is split from the left. In one pass the Gram matrix of the first legs, or their triangular factor, gives
 their cores; a second pass projects the array onto them. Both are repeated with the projected array until it fits.
+
+In one read, a sketch of the matrix of about half of the legs gives A ~ C V with orthonormal rows V
+(`out_of_core/matrix_sketch.py`). The cores of the left half are those of C. With their isometry E, the cores of the
+right half are those of E^H C V: the TT-SVD of C V, whose truncations add up to the error of the sketch.
+
+D. Kressner, B. Vandereycken, R. Voorhaar, "Streaming tensor train approximation", SIAM J. Sci. Comput. 45 (2023),
+sketch every bond; here one sketch of the middle bond is enough, as both halves fit in memory.
 """
 
 from __future__ import annotations
@@ -30,17 +37,37 @@ from tnlib.linalg.gram_svd import LeftSVD
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource
 from tnlib.out_of_core.dask_source import DaskSource
-from tnlib.out_of_core.leg_reduction import LegSVD
-from tnlib.out_of_core.leg_truncation import first_svd, project_truncated
-from tnlib.out_of_core.row_sample import sampled_row_space
-from tnlib.out_of_core.row_space import project_columns, times_rows
-from tnlib.out_of_core.tile_passes import Passes
-from tnlib.out_of_core.tiling import joined_size
+from tnlib.out_of_core.leg_truncation import LegSVD, first_svd, project_truncated
+from tnlib.out_of_core.matrix_sketch import SketchedError, SketchedMatrix, require_rank
+from tnlib.out_of_core.one_read import OneRead
+from tnlib.out_of_core.passes import Passes
+from tnlib.out_of_core.row_space import project_columns, sampled_row_space, times_rows
+from tnlib.out_of_core.tiles import joined_size
 
 _SMALLEST_SAVING = 0.9  # of the array that a projection may leave
+_COLUMN_COST = 8  # every tile adds to all sums over columns, but to its own rows only
 
 
-def decompose_source(
+def decompose_stored(
+    opened: Passes | OneRead, rtol: float | None, max_rank: int | None
+) -> tuple[TensorTrain, TruncationBudget | SketchedError]:
+    """Return the left-canonical train of an array that is read by tiles, and its error."""
+    if isinstance(opened, OneRead):
+        return _decompose_in_one_read(opened, rtol, require_rank(opened.function, max_rank))
+    with opened as passes:
+        return _decompose_source(passes, passes.source, [(k,) for k in range(len(passes.source.shape))], rtol, max_rank)
+
+
+def decompose_stored_matrix(
+    opened: Passes, rows: Sequence[int], columns: Sequence[int], rtol: float | None, max_rank: int | None
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its error."""
+    with opened as passes:
+        legs = [(2 * k, 2 * k + 1) for k in range(len(rows))]
+        return _decompose_source(passes, passes.source.paired(rows, columns), legs, rtol, max_rank)
+
+
+def _decompose_source(
     passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], rtol: float | None, max_rank: int | None
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a source and its truncations; leg k is that of the axes `legs[k]`."""
@@ -58,19 +85,6 @@ def decompose_source(
             cores = _split_from_the_left(passes, source, legs, budget, max_rank)
     cores = [core.astype(source.dtype, copy=False) for core in cores]
     return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
-
-
-def decompose_matrix(
-    passes: Passes,
-    source: ArraySource,
-    rows: Sequence[int],
-    columns: Sequence[int],
-    rtol: float | None,
-    max_rank: int | None,
-) -> tuple[TensorTrain, TruncationBudget]:
-    """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its truncations."""
-    paired = source.paired(rows, columns)
-    return decompose_source(passes, paired, [(2 * k, 2 * k + 1) for k in range(len(rows))], rtol, max_rank)
 
 
 def _split_in_the_middle(
@@ -110,7 +124,7 @@ def _split_from_the_left(
         head, projected = _split_first_legs(passes, current, groups, budget, max_rank)
         if stored is not None:
             passes.discard(stored)
-        current, stored = passes.as_source(source, projected), projected
+        current, stored = passes.as_source(projected), projected
         cores += head
         first = groups[len(head)][0] - 1  # all axes before it have become the bond
         groups = [tuple(a - first for a in axes) for axes in groups[len(head) :]]
@@ -156,7 +170,7 @@ def _split_first_legs(
     """Return the cores of the first few legs and the projected array (r, other axes)."""
     if len(groups) == 1:
         raise ArgumentError(
-            f"{current.function}: memory must hold the last core three times, {24 * current.size:,} bytes, got "
+            f"{current.function}: storage.memory must hold the last core three times, {24 * current.size:,} bytes, got "
             f"{passes.limit.total:,}; raise memory, or split its leg."
         )
     bond = current.shape[0] if groups[0][0] > 0 else 1
@@ -189,7 +203,7 @@ def _svd_of_first_legs(
     largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
     if rows[0] > largest:
         raise ArgumentError(
-            f"{current.function}: memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "
+            f"{current.function}: storage.memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "
             f"{passes.limit.total:,} bytes; raise memory, or split this leg."
         )
     counts = sorted({max(1, sum(n <= most for n in rows)) for most in (*ROWS, largest) if most <= largest})
@@ -210,3 +224,20 @@ def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: Trunca
             f"{current.function}: {current.parameter} must have low ranks, or fit in memory; {criterion} "
             f"keeps {rank:,} of {rows:,} singular values of its first legs; raise rtol, cap the rank, or raise memory."
         )
+
+
+def _decompose_in_one_read(read: OneRead, rtol: float | None, max_rank: int) -> tuple[TensorTrain, SketchedError]:
+    """Return the left-canonical train of an array that is read once, and the estimate of its error."""
+    read.require_legs(2)
+    sizes = read.shape
+    half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + _COLUMN_COST * math.prod(sizes[k:]))
+    sketch = SketchedMatrix(read, range(half), max_rank)
+    sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
+    budget = sketch.budget(rtol, sides, read.dtype)
+    head, rest = split_legs(sketch.left.reshape(1, -1), sizes[:half], budget, max_rank)
+    tail, rest = split_legs(rest @ sketch.right, sizes[half:-1], budget, max_rank)
+    last = rest.reshape(-1, sizes[-1], 1)
+    right = merge_cores([*tail, last]).reshape(head[-1].shape[2], -1)  # r (n ... n)
+    error = sketch.relative_error(merge_cores(head), right)
+    cores = [core.astype(read.dtype, copy=False) for core in (*head, *tail, last)]
+    return TensorTrain.from_sweep(cores, len(cores) - 1, sketch.exponent), SketchedError(error)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +13,16 @@ from tnlib._format import Format, with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._registry import implementation
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_max_rank, as_rtol
+from tnlib._validate import as_max_rank, as_rtol, is_stored
 from tnlib.formats.train.arguments import as_leg_pairs
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import decompose_prepared
-from tnlib.formats.train.tt_svd_out_of_core import decompose_matrix
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.out_of_core.array_source import matrix_shape
-from tnlib.out_of_core.session import Resources, open_session
+
+if TYPE_CHECKING:
+    from tnlib.out_of_core.storage import Storage
 
 
 @single_threaded_blas
@@ -35,9 +34,7 @@ def ttm_svd(
     *,
     rtol: float | None = None,
     max_rank: int | None = None,
-    memory: float | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    client: Any = None,
+    storage: Storage | None = None,
 ) -> Fit[TTMatrix]:
     """Decompose the matrix `a` into a TT-matrix so that norm(a - fit.value.full()) <= rtol * norm(a).
 
@@ -52,8 +49,8 @@ def ttm_svd(
     rtol, max_rank
         Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
         are None, the numerical ranks.
-    memory, spill, client
-        As in `tt_svd`, for matrices that exceed memory or are read by workers.
+    storage
+        How a matrix that exceeds memory is read, see `Storage`; without `one_pass`.
 
     Returns
     -------
@@ -78,17 +75,22 @@ def ttm_svd(
         rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, a.shape)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
-        options = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
-        session, dense = open_session("ttm_svd", "a", a, Resources(memory, spill, client), options)
-        if session is None:
+        passes, dense = None, a
+        if storage is not None or is_stored(a):
+            from tnlib.out_of_core.open_array import open_passes
+
+            call = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
+            passes, dense = open_passes("ttm_svd", "a", a, storage, call)
+        if passes is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
             paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)
         else:
-            with session as (passes, source):
-                rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix_shape(source))
-                train, budget = decompose_matrix(passes, source, rows, columns, rtol, max_rank)
+            from tnlib.formats.train.tt_svd_out_of_core import decompose_stored_matrix
+
+            rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, passes.source.matrix_shape())
+            train, budget = decompose_stored_matrix(passes, rows, columns, rtol, max_rank)
         pairs = zip(train.cores, rows, columns, strict=True)
         cores = [core.reshape(len(core), m, n, -1) for core, m, n in pairs]  # l m n r
         value = TTMatrix.from_sweep(cores, train.center, train.exponent)

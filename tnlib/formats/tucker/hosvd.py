@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
@@ -13,18 +12,18 @@ from tnlib._fit import Fit, report
 from tnlib._format import with_arrays_of
 from tnlib._keywords import refuse_foreign_keywords
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_count, as_flag, as_rtol, as_sizes_of_each
+from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.hooi import orthogonal_iteration
-from tnlib.formats.tucker.hosvd_out_of_core import st_hosvd_of_source
 from tnlib.formats.tucker.st_hosvd import st_hosvd
-from tnlib.formats.tucker.tucker_one_pass import tucker_one_pass
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.out_of_core.one_read import OneRead
-from tnlib.out_of_core.session import Resources, open_session
-from tnlib.out_of_core.sketched_matrix import report_estimate, require_rank
-from tnlib.out_of_core.slab_stream import SlabStream
+
+if TYPE_CHECKING:
+    from tnlib.linalg.truncation import TruncationBudget
+    from tnlib.out_of_core.matrix_sketch import SketchedError
+    from tnlib.out_of_core.one_read import SlabStream
+    from tnlib.out_of_core.storage import Storage
 
 
 @single_threaded_blas
@@ -36,10 +35,7 @@ def tucker(
     ranks: int | Sequence[int] | None = None,
     n_iter: int = 0,
     max_rank: int | Sequence[int] | None = None,
-    memory: float | None = None,
-    spill: str | os.PathLike[str] | None = None,
-    client: Any = None,
-    one_pass: bool = False,
+    storage: Storage | None = None,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -56,10 +52,8 @@ def tucker(
         error, usually slightly. Not for arrays that exceed memory or are read by workers.
     max_rank
         Maximal rank of every leg, one number for all legs or one per leg; with `rtol`, the smaller rank is used.
-    memory, spill, client
-        As in `tt_svd`, for arrays that exceed memory or are read by workers.
-    one_pass
-        Read `x` once, with an estimated error: as in `tt_svd`.
+    storage
+        How an array that exceeds memory is read, see `Storage`.
 
     Returns
     -------
@@ -83,26 +77,29 @@ def tucker(
     ((2, 2, 2), 68)
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
-    options = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
-    resources = Resources(memory, spill, client)
-    if as_flag("tucker", "one_pass", one_pass):
-        return with_arrays_of(x, _one_pass(OneRead("tucker", "x", x, memory), rtol, n_iter, resources, max_rank, ranks))
-    session, dense = open_session("tucker", "x", x, resources, options)
-    if session is None:
+    opened, dense = None, x
+    if storage is not None or is_stored(x):
+        from tnlib.out_of_core.open_array import open_array
+
+        call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+        opened, dense = open_array("tucker", "x", x, storage, call)
+    budget: TruncationBudget | SketchedError
+    if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
         core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
     else:
+        from tnlib.formats.tucker.tucker_out_of_core import decompose_stored
+
         if n_iter:
             raise ArgumentError(
                 f"tucker: n_iter must be 0 for an array that exceeds memory or that workers read, got {n_iter}; "
                 "every sweep would read it once per leg, lower rtol instead."
             )
-        with session as (passes, source):
-            keyword, caps = _as_caps(max_rank, ranks, len(source.shape))
-            core, factors, budget = st_hosvd_of_source(passes, source, rtol, caps)
-            dtype, exponent = source.dtype, source.exponent
+        keyword, caps = _as_caps(max_rank, ranks, len(opened.shape))
+        dtype = opened.dtype
+        core, factors, exponent, budget = decompose_stored(opened, rtol, caps)
     core, *factors = (a.astype(dtype, copy=False) for a in (core, *factors))
     error = budget.error
     if n_iter and norm > 0:
@@ -110,23 +107,9 @@ def tucker(
         # sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits; the residual itself keeps them.
         error = distance(scaled, Tucker(core, tuple(factors)).full()) / norm
     value = Tucker(restore("tucker", "x", core, exponent), tuple(factors))
-    return with_arrays_of(
-        x, report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, notes=budget.notes("leg", cap=keyword))
-    )
-
-
-def _one_pass(
-    read: OneRead, rtol: float | None, n_iter: int, resources: Resources, max_rank: Any, ranks: Any
-) -> Fit[Tucker]:
-    """Return the `Fit` from one read."""
-    caps = _as_caps(max_rank, ranks, len(read.shape))[1]
-    require_rank("tucker", caps[0], resources)
-    if n_iter:
-        raise ArgumentError(f"tucker: n_iter must be 0 with one_pass, got {n_iter}; every sweep would read x again.")
-    read.require_legs(2)
-    core, factors, exponent, error = tucker_one_pass(read, rtol, [cap or 1 for cap in caps])
-    core, *factors = (a.astype(read.dtype, copy=False) for a in (core, *factors))
-    return report_estimate("tucker", Tucker(restore("tucker", "x", core, exponent), tuple(factors)), error, rtol)
+    notes = budget.notes("leg", cap=keyword)
+    fit = report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=budget.estimate, notes=notes)
+    return with_arrays_of(x, fit)
 
 
 def _as_caps(

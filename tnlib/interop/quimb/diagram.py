@@ -12,9 +12,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
-from tnlib.drawing.index_ends import IndexEnds
-from tnlib.drawing.layout import ChainRows, point_towards
-from tnlib.drawing.node_kinds import node_kind
+from tnlib.drawing.einsums import IndexEnds
+from tnlib.drawing.layout import ChainRows, node_kind, point_towards
 from tnlib.interop.quimb.network_arguments import as_arrays, as_network
 from tnlib.interop.quimb.network_format import Network
 
@@ -53,8 +52,9 @@ def network_diagram(value: Any) -> Diagram:
             start, stop = (first, second) if (first, second) in layout.bond_points else (second, first)
             towards = _arrow(nodes, start, stop, layout.chain_positions)
             via = layout.bond_points.get((start, stop), ())
-            own = axes if start == first else axes[::-1]
-            legs.append(Leg(start, stop, name, size, via=via, towards=towards, axes=own))
+            legs.append(
+                Leg(start, stop, name, size, via=via, towards=towards, axes=axes if start == first else axes[::-1])
+            )
     legs += [
         Leg(index_ends.root(i), None, i, int(tn.ind_size(i)), layout.ends[i], axes=index_ends.open_axes(i))
         for i in outer
@@ -62,7 +62,7 @@ def network_diagram(value: Any) -> Diagram:
     return Diagram(tuple(nodes), tuple(legs), f"{type(tn).__name__}, {len(tensors)} tensors")
 
 
-class _Layout(NamedTuple):
+class _Positions(NamedTuple):
     """Positions of tensors and copy tensors, ends of open legs, and the bonds from the end of a row to the next."""
 
     positions: list[Point]
@@ -71,7 +71,7 @@ class _Layout(NamedTuple):
     bond_points: dict[tuple[int, int], tuple[Point, ...]]
 
 
-def _site_layout(tensors: Sequence[Any], sites: Sequence[tuple[int, int]], outer: Sequence[str]) -> _Layout:
+def _site_layout(tensors: Sequence[Any], sites: Sequence[tuple[int, int]], outer: Sequence[str]) -> _Positions:
     """Place tensors at (column, row) of a lattice; break a long chain into rows that are read like text."""
     positions = chain_positions = [(_STEP * x, -_STEP * y) for x, y in sites]
     bond_points = {}
@@ -86,15 +86,15 @@ def _site_layout(tensors: Sequence[Any], sites: Sequence[tuple[int, int]], outer
     directions = [(0.0, 1.0), (0.0, -1.0)] if is_flat else [(-0.6, 0.6), (-0.6, -0.6)]
     ends: dict[str, Point] = {}
     for k, tensor in enumerate(tensors):
-        own = [i for i in tensor.inds if i in outer]
-        for n, index in enumerate(own):
-            dx, dy = directions[n % 2] if len(own) > 1 else directions[1]
+        open_indices = [i for i in tensor.inds if i in outer]
+        for n, index in enumerate(open_indices):
+            dx, dy = directions[n % 2] if len(open_indices) > 1 else directions[1]
             x, y = positions[k]
             ends[index] = (x + _REACH * dx + 0.3 * (n // 2), y + _REACH * dy)
-    return _Layout(positions, ends, chain_positions, bond_points)
+    return _Positions(positions, ends, chain_positions, bond_points)
 
 
-def _quimb_layout(tn: Any, joined: Sequence[str], outer: Sequence[str]) -> _Layout:
+def _quimb_layout(tn: Any, joined: Sequence[str], outer: Sequence[str]) -> _Positions:
     """Place tensors by quimb's force-directed layout, rotated and scaled."""
     raw = {key: np.asarray(point, float) for key, point in tn.draw(get="pos").items()}
     keys = [*tn.tensor_map, *joined]
@@ -110,7 +110,7 @@ def _quimb_layout(tn: Any, joined: Sequence[str], outer: Sequence[str]) -> _Layo
     for index in outer:
         root = placed[index if index in joined else min(tn.ind_map[index])]
         ends[index] = point_towards(root, placed.get(index, (0.0, 0.0)), _REACH)
-    return _Layout(positions, ends, positions, {})
+    return _Positions(positions, ends, positions, {})
 
 
 def _lattice_sites(tn: Any, tensors: Sequence[Any]) -> list[tuple[int, int]] | None:
@@ -119,15 +119,15 @@ def _lattice_sites(tn: Any, tensors: Sequence[Any]) -> list[tuple[int, int]] | N
     tagged = [[sites_by_tag[tag] for tag in tensor.tags if tag in sites_by_tag] for tensor in tensors]
     if any(len(sites) != 1 for sites in tagged):
         return None
-    places = [site[::-1] if isinstance(site, tuple) else (site, 0) for (site,) in tagged]
-    if all(row == 0 for _, row in places):  # several chains on the same sites, such as a state and its conjugate
+    positions = [site[::-1] if isinstance(site, tuple) else (site, 0) for (site,) in tagged]
+    if all(row == 0 for _, row in positions):  # several chains on the same sites, such as a state and its conjugate
         rows: Counter[int] = Counter()
-        for k, (column, _) in enumerate(places):
-            places[k] = (column, rows[column])
+        for k, (column, _) in enumerate(positions):
+            positions[k] = (column, rows[column])
             rows[column] += 1
-    ends = [[places[k] for k, tensor in enumerate(tensors) if index in tensor.inds] for index in tn.inner_inds()]
+    ends = [[positions[k] for k, tensor in enumerate(tensors) if index in tensor.inds] for index in tn.inner_inds()]
     are_neighbours = all(sum(abs(p - q) for p, q in zip(*pair, strict=True)) == 1 for pair in ends)
-    return places if are_neighbours and len(set(places)) == len(places) else None
+    return positions if are_neighbours and len(set(positions)) == len(positions) else None
 
 
 def _site_tags(tn: Any, tensors: Sequence[Any]) -> dict[str, Any]:

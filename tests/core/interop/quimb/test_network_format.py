@@ -1,8 +1,9 @@
-"""Networks as formats; PEPS and MERA of quimb, and decompositions of their tensors."""
+"""Networks as formats, with copy tensors and isometric tensors; PEPS and MERA of quimb."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 import oracles
 import pytest
 import quimb.tensor as qtn
+import torch
+from quimb_networks import dense, every_format
 
 import tnlib
 from tnlib.interop import quimb
+from tnlib.interop.quimb.network_builder import leg_names
 
 
 def test_norms_of_networks_in_any_range() -> None:
@@ -124,3 +128,68 @@ def test_bad_input() -> None:
         quimb.Network(qtn.MPS_ghz_state(3), legs=["k0", "k1"])
     with oracles.refused(TypeError, "Network", "tn"):
         quimb.Network(np.eye(2))
+
+
+@every_format
+def test_copy_tensors_may_be_stored(value: Any) -> None:
+    spelled = quimb.spell_out(quimb.to_network(value))
+    assert all(len(holders) <= 2 for holders in spelled.ind_map.values())
+    assert set(spelled.outer_inds()) == set(leg_names(value))
+    oracles.assert_close(quimb.contract(spelled, legs=leg_names(value)), dense(value), value.dtype)
+
+
+def test_half_precision_counts_as_single() -> None:
+    a = torch.tensor(oracles.normal((2, 3)), dtype=torch.bfloat16)
+    vector = qtn.Tensor(torch.ones(3, dtype=torch.float64), ["j"])
+    tn = vector & vector & qtn.Tensor(a, ["i", "j"])
+    spelled = quimb.spell_out(tn)
+    assert str(spelled["DELTA"].dtype) == "float64"
+    oracles.assert_close(quimb.contract(spelled), a.float().numpy().sum(1), np.float32)
+
+
+def test_a_copy_tensor_without_memory_is_refused() -> None:
+    vector = qtn.Tensor(np.ones(4), ["j"])
+    with oracles.refused(ValueError, "spell_out", "index j of size 4 on 70 tensors", "hyperinds_resolve"):
+        quimb.spell_out(qtn.TensorNetwork([vector] * 70))
+    with oracles.refused(TypeError, "spell_out", "tn", "ndarray"):
+        quimb.spell_out(np.ones(3))
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_isometries(dtype: Any) -> None:
+    u = oracles.isometry(24, 6, dtype).astype(dtype)
+    for legs, a in (((3, 4), u.reshape(2, 3, 4, 2, 3)), ((0, 2), u.reshape(24, 2, 3).transpose(1, 0, 2))):
+        assert quimb.is_isometry(a, legs)
+        assert quimb.isometry_error(a, legs) <= 64 * oracles.eps(dtype)
+        named = qtn.Tensor(a, "abcde"[: a.ndim])
+        assert quimb.is_isometry(named, ["abcde"[k] for k in legs])
+        others = [k for k in range(a.ndim) if k not in legs]
+        assert quimb.isometry_error(a, others) == pytest.approx(math.sqrt(18), rel=1e-5)  # a projector is no identity
+        assert not quimb.is_isometry(a, others)
+        assert not quimb.is_isometry(a * dtype.type(1.5), legs)
+    assert quimb.isometry_error(np.full((3, 2), 1e300), 1) == math.inf
+
+
+def test_isometries_of_our_formats_and_of_a_mera() -> None:
+    tt = tnlib.canonicalize(tnlib.tt_svd(oracles.normal((3, 4, 5, 2))).value, 1)
+    tn = quimb.to_network(tt)
+    assert quimb.is_isometry(tn["I0"], "bond1")
+    assert quimb.is_isometry(tn["I2"], "bond2")
+    assert not quimb.is_isometry(tn["I1"], "bond1")
+    mera = qtn.MERA.rand(8, max_bond=3, seed=0)
+    assert mera.num_tensors == 14
+    for tensor in mera:
+        tip = [i for i in tensor.inds if i not in tensor.left_inds]
+        assert not tip or quimb.is_isometry(tensor, tip)
+
+
+def test_bad_input_of_isometries() -> None:
+    with oracles.refused(ValueError, "is_isometry", "legs", "not all"):
+        quimb.is_isometry(np.eye(3), (0, 1))
+    tensor = qtn.Tensor(np.eye(3), ["i", "j"])
+    with oracles.refused(ValueError, "isometry_error", "legs", "k", "i, j"):
+        quimb.isometry_error(tensor, "k")
+    with oracles.refused(TypeError, "isometry_error", "legs", "i, j"):
+        quimb.isometry_error(tensor, 0)
+    with oracles.refused(ValueError, "isometry_error", "finite"):
+        quimb.isometry_error(np.full((2, 2), np.nan), 0)
