@@ -29,7 +29,7 @@ from tnlib._typing import Array
 from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
 
 MAX_NDIM = 64  # of a numpy array
-_SMALL = 1 << 16  # entries that fit into any memory
+SMALL = 1 << 16  # entries that fit into any memory
 
 F = TypeVar("F", bound="Format")
 P = ParamSpec("P")
@@ -431,8 +431,6 @@ def refuse_other_format(sign: str, a: Format, b: Any) -> None:
 def refuse_too_large(value: Format) -> None:
     """Raise where the dense array of `value` has more legs than numpy allows, or does not fit into memory."""
     name, ndim, size = type(value).__name__, value.ndim, value.size
-    if ndim <= MAX_NDIM and size <= _SMALL:
-        return
     if ndim > MAX_NDIM:
         raise ArgumentError(
             f"{name}.full: a dense array must have at most {MAX_NDIM} legs, got {ndim}; contract some of them first."

@@ -18,6 +18,7 @@ from tnlib.linalg.threads import run_parallel, split_range, thread_count
 _BLOCK = 1 << 18  # entries summed at a time
 _SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
 _SAFE_NORM = 1e125
+_FOLDED = 500  # powers of two that `fold` may multiply a norm with, before it looks at the largest entry
 _NEAR_ONE = (2.0**-40, 2.0**60)  # sums of squares of arrays that a sweep does not rescale
 DRIFT = 32  # powers of two by which a product in a sweep may leave [1/2, 1) before it is rescaled
 _LN2 = Fraction(0x162E42FEFA39EF35793C7673007E5ED5, 1 << 125)  # log(2) to 125 bits
@@ -77,6 +78,10 @@ def fold(a: Array, exponent: int) -> Scaled:
     """Return `a` * 2**`exponent` with exponent 0 where the array alone stays in a safe range."""
     if exponent == 0:
         return Scaled(a, 0)
+    if isinstance(a, np.ndarray) and abs(exponent) < _FOLDED:
+        length = math.ldexp(min(_SAFE_NORM, math.sqrt(sum_of_squares(a))), exponent)
+        if in_safe_range(length, a.size, a.dtype):
+            return Scaled(shift(a, exponent), 0)
     limit, held = math.log2(_safe(dtype_of(a))), math.frexp(largest(a))[1] + exponent
     return Scaled(shift(a, exponent), 0) if 1 - limit < held < limit else Scaled(a, exponent)
 
@@ -107,7 +112,7 @@ def sum_of_squares(a: Array) -> float:
     """
     if a.size > _BLOCK and not a.flags.forc:
         return math.inf  # it would be copied
-    flat = a.ravel(order="K")
+    flat = a if a.flags.c_contiguous else a.ravel(order="K")
     return float(np.vdot(flat, flat).real)
 
 

@@ -259,12 +259,3 @@ def test_what_is_compressed_already(tmp_path: Path, without_pictures: None) -> N
         with refused(ArgumentError, "compress: ", str(small), "compressed already"):
             compress(small, tmp_path / "smaller", keep=0.25, method=method)
     assert not (tmp_path / "smaller").exists()
-
-
-def test_progress_counts_up_to_the_end() -> None:
-    seen: list[tuple[str, int, int]] = []
-    factorise(open_checkpoint(builtin_path()), "heads", lambda *step: seen.append(step)).plan(
-        0.5, lambda *step: seen.append(step)
-    )
-    for stage in ("factorising", "choosing factors"):
-        assert [step[1:] for step in seen if step[0] == stage] == [(0, 2), (1, 2), (2, 2)]

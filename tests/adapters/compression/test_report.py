@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from checkpoint_folders import builtin_copy, change_tensors
 from compressed_folders import (
     attention_tensors,
     dense_layers,
-    leave_out_page,
     read_config,
     read_tensors,
     relative,
@@ -25,9 +23,8 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, spectra
-from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report, RoundedReport, summarise
+from tnlib_adapters.compression.report.report import Report, RoundedReport, summarise
 from tnlib_adapters.compression.sizes import stored_bytes
-from tnlib_adapters.reference.model import run
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
@@ -163,31 +160,7 @@ def test_the_report_says_what_was_asked_for(tmp_path: Path) -> None:
     assert report.left_out == []
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_a_report_goes_through_json_unchanged(tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.5)
-    found = json.loads((tmp_path / "out/tnlib_report.json").read_text(encoding="utf-8"))
-    assert found == asdict(report)
-    layers, heads = (
-        [kind(**one) for one in found.pop(key)] for key, kind in (("layers", LayerReport), ("heads", HeadReport))
-    )
-    assert Report(**found, layers=layers, heads=heads) == report
-    assert found["n_after"] == report.n_after
-
-
 # ---------------------------------------------------------------------------------------------- the model as a whole
-
-
-def test_loss_of_the_built_in_model_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_page(monkeypatch)
-    quality = {keep: compress(builtin_path(), tmp_path / f"{keep}", keep=keep).quality for keep in (1.0, 0.9, 0.4)}
-    before, after = (f"loss on repeated segments (nats), {when}" for when in ("before", "after"))
-    assert all(set(found) == {before, after} for found in quality.values())
-    assert len({found[before] for found in quality.values()}) == 1
-    assert quality[1.0][before] < 0.5
-    assert quality[1.0][after] == pytest.approx(quality[1.0][before], abs=1e-6)
-    assert quality[1.0][after] < quality[0.9][after] < quality[0.4][after] < np.log(128)
-    assert json.loads((tmp_path / "0.4/tnlib_report.json").read_text())["quality"] == quality[0.4]
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -196,20 +169,6 @@ def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_p
 
     checkpoint = open_checkpoint(saved("bert")[1])
     assert measure_quality(checkpoint, checkpoint) == {}
-
-
-@pytest.mark.parametrize("name", ["builtin", "bert", "gpt2_lm"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.usefixtures("without_pictures")
-def test_the_forward_pass_is_one_in_both_layouts(method: str, name: str, folder_of: Any, tmp_path: Path) -> None:
-    source, tokens = folder_of(name), np.random.default_rng(0).integers(1, 50, size=(2, 11))
-    for layout in ("factored", "dense"):
-        compress(source, tmp_path / layout, keep=0.5, method=method, layout=layout)
-    found = [run(open_checkpoint(folder), tokens) for folder in (tmp_path / "factored", tmp_path / "dense", source)]
-    factored, dense, before = ([*one.patterns, one.hidden] for one in found)
-    for a, b in zip(factored, dense, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5 * np.abs(b).max())
-    assert relative(before[-1], dense[-1]) > 1e-3, "half of the numbers are gone, and nothing changed"
 
 
 # ------------------------------------------------------------------------------------------------------------- page

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -19,8 +21,7 @@ def contract_cores(cores: Sequence[Array]) -> Scaled:
     """Contract cores (r[k], n[k], r[k+1]) to a new matrix (r[0] n[0] ... n[d-1], r[d]): both halves, then once."""
     if len(cores) == 1:
         return Scaled(rows(cores[0]) * 1)
-    left_sizes = list(accumulate(math.log(core.shape[1]) for core in cores))
-    half = 1 + min(range(len(cores) - 1), key=lambda k: abs(left_sizes[k] - left_sizes[-1] / 2))
+    half = _middle([core.shape[1] for core in cores])
     left = Scaled(rows(cores[0]))  # (r0 n0) r
     for core in cores[1:half]:
         left = left.update(reshape(left.array @ columns(core), (-1, core.shape[-1])))
@@ -29,6 +30,13 @@ def contract_cores(cores: Sequence[Array]) -> Scaled:
         right = right.update(reshape(rows(core) @ right.array, (core.shape[0], -1)))
     product = left.array @ right.array  # (r0 n0 ...) [r] (... n(d-1) rd)
     return Scaled(reshape(product, (-1, cores[-1].shape[-1])), left.exponent + right.exponent)
+
+
+def _middle(sizes: Sequence[int]) -> int:
+    """Return the number of first legs whose product is the nearest to the root of the product of all, d - 1 at most."""
+    *products, total = accumulate(sizes, operator.mul)
+    k = min(bisect_left(products, math.isqrt(total)), len(products) - 1)
+    return k if k > 0 and products[k] * products[k - 1] > total else k + 1
 
 
 def rows(core: Array) -> Array:
@@ -110,6 +118,8 @@ def with_common_exponent(trains: Sequence[tuple[Sequence[Array], int]]) -> tuple
 
     The power of two of a train is spread over all its cores, one of which might not have the range for it.
     """
+    if len({e for _, e in trains}) == 1:
+        return [list(cores) for cores, _ in trains], trains[0][1]
     top = max((e for cores, e in trains if all(largest(core) > 0 for core in cores)), default=0)
     out = []
     for cores, exponent in trains:

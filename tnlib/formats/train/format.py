@@ -13,6 +13,8 @@ import numpy.typing as npt
 from tnlib._array_api import contiguous, dtype_of, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
 from tnlib._format import (
+    MAX_NDIM,
+    SMALL,
     LinearFormat,
     as_stored_list,
     in_common_dtype,
@@ -29,7 +31,16 @@ from tnlib._validate import as_integer, as_list, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
 from tnlib.linalg.orthogonal import r_factor
-from tnlib.linalg.scaling import Scaled, fold, normalize, rescale_each, shift_in_range, split_exponential
+from tnlib.linalg.scaling import (
+    DRIFT,
+    Scaled,
+    fold,
+    normalize,
+    rescale,
+    rescale_each,
+    shift_in_range,
+    split_exponential,
+)
 
 _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
 
@@ -207,8 +218,13 @@ class Train(LinearFormat):
     def _multiplied(self, number: Any) -> Self:
         dtype, k = np.result_type(self.dtype, number), self.center or 0
         train = self if dtype == self.dtype else self._with_arrays(lambda core: core.astype(dtype))
-        factor, e = normalize(np.asarray(number, np.result_type(np.float64, number))[None])
-        return train._with_core(k, train.cores[k] * factor.astype(dtype), self.exponent + e)
+        e = math.frexp(max(abs(number.real), abs(number.imag)))[1]
+        if abs(e) < DRIFT:
+            core, power = rescale(train.cores[k] * dtype.type(number))
+        else:
+            factor, power = normalize(np.asarray(number, np.result_type(np.float64, number))[None])
+            core = train.cores[k] * factor.astype(dtype)
+        return train._with_core(k, core, self.exponent + power)
 
     def _added(self, other: Self) -> Self:
         a, b = self.fused(), other.fused()
@@ -263,9 +279,11 @@ class TensorTrain(Train):
 
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""
-        refuse_too_large(self)
+        shape = self.shape
+        if len(shape) > MAX_NDIM or math.prod(shape) > SMALL:
+            refuse_too_large(self)
         dense, e = raw.contract_cores(self.cores)
-        return reshape(self._in_range("full", dense, e), self.shape)  # type: ignore[no-any-return]
+        return reshape(self._in_range("full", dense, e), shape)  # type: ignore[no-any-return]
 
     @property
     @numpy_arrays

@@ -55,7 +55,7 @@ def right_canonicalize(train: TensorTrain) -> TensorTrain:
     Unlike `canonicalize`, ranks fall to the numerical ranks of the parts on the right where they are larger.
     """
     out: list[Array] = []
-    rest = Scaled(train.cores[-1], train.exponent)
+    rest = Scaled(1 * train.cores[-1], train.exponent)  # a copy: of one core it is the result
     for core in train.cores[-2::-1]:
         factor, basis = orthonormal_rows(columns(rest.array))  # l [l'] (n r)
         out.append(reshape(basis, (-1, *rest.array.shape[1:])))  # l' n r

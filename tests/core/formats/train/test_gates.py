@@ -147,7 +147,7 @@ def test_both_legs_as_centre_give_the_same() -> None:
 def test_a_train_of_other_arrays_is_refused() -> None:
     torch = pytest.importorskip("torch")
     tt = tnlib.tt_svd(torch.ones(2, 2)).value
-    with oracles.refused(TypeError, "apply_gate: tt must hold numpy arrays", "tt.to_numpy()"):
+    with oracles.refused(TypeError, "apply_gate: tt must hold numpy arrays", "to_numpy()"):
         tnlib.apply_gate(tt, np.eye(2), 0)
     assert isinstance(tnlib.apply_gate(tt.to_numpy(), torch.eye(2), 0).value.cores[0], np.ndarray)
 
