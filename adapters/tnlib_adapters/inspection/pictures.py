@@ -165,8 +165,8 @@ def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: i
         name[:12] if all(ord(letter) in charmap for letter in name[:12]) else str(k) for k, name in enumerate(names)
     ]
     for axis, count, turn in ((ax.yaxis, tiles[0], 0), (ax.xaxis, tiles[1], 90)):
-        places = [tile * step + k for tile in range(count) for k in range(len(labels))]
-        axis.set_ticks(places, labels * count, fontsize=size, rotation=turn)
+        ticks = [tile * step + k for tile in range(count) for k in range(len(labels))]
+        axis.set_ticks(ticks, labels * count, fontsize=size, rotation=turn)
         for label in axis.get_ticklabels():
             label.set_parse_math(False)  # "$" does not start a formula
 
