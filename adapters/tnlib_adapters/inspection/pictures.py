@@ -9,8 +9,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.report.figures import OV, QK
-from tnlib_adapters.inspection.head_measurements import Readings, Spectra, effective_rank
+from tnlib_adapters.inspection.head_measurements import Readings, Spectra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

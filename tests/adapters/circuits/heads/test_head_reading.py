@@ -46,14 +46,14 @@ def test_a_head_with_its_norm_scores_and_writes_as_before(name: str, opened: Cal
 
 def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]) -> None:
     """A head whose values are all equal has one span; its tokens are the longest projections."""
-    from tnlib_adapters.circuits.heads.head_reading import read_tokens
+    from tnlib_adapters.circuits.heads.head_reading import vectors_in_tokens
 
     checkpoint, weights = opened("llama")
     words = read_vocabulary(checkpoint)
     d = checkpoint.sizes.d_model
     basis, other = isometry(d + 1, 4), isometry(d + 1, 4, seed=1)
     form = tnlib.LowRank(basis, other.T)
-    (feature,) = read_tokens(singular_vectors(form), words, None, writes=False, count=3, tokens=4)
+    (feature,) = vectors_in_tokens(singular_vectors(form), words, None, writes=False, count=3, tokens=4)
     assert feature.number == slice(0, 4)
     lengths = np.linalg.norm(homogeneous(token_rows(weights)) @ basis, axis=1)
     want = np.argsort(-lengths)[:4]
