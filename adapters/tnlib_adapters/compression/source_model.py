@@ -36,8 +36,6 @@ class SourceModel:
         Of a model of text, with its tokenizer.
     max_tokens
         Tokens that are read of each line of a text, or in each window.
-    function
-        Calling function, for messages.
     limits
         Memory of the running model; None for the defaults.
     placement
@@ -48,11 +46,10 @@ class SourceModel:
         self,
         checkpoint: Checkpoint,
         max_tokens: int = MAX_TOKENS,
-        function: str = "compress",
         limits: Limits | None = None,
         placement: Placement | None = None,
     ) -> None:
-        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
+        self.checkpoint, self.max_tokens = checkpoint, max_tokens
         self._limits, self._placement = limits, placement
 
     @cached_property
@@ -70,7 +67,7 @@ class SourceModel:
         """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
-        opened = partial(open_running, checkpoint, self.function, self.max_tokens, placement=self._placement)
+        opened = partial(open_running, checkpoint, "compress", self.max_tokens, placement=self._placement)
         if self._limits is None:
             return opened()
         return opened(batch_tokens=self._limits.tokens, max_weights=self._limits.weights)
