@@ -22,7 +22,6 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.placement import Placement
     from tnlib_adapters.instrument.running_model import RunningModel
-    from tnlib_adapters.instrument.stored_weights import Change
 
 
 class SourceModel:
@@ -71,10 +70,6 @@ class SourceModel:
         if self._limits is None:
             return opened()
         return opened(batch_tokens=self._limits.tokens, max_weights=self._limits.weights)
-
-    def copy(self, change: Change | None = None) -> RunningModel:
-        """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
-        return self.original.changed(change)
 
 
 def request_placement(request: Request) -> Placement | None:
