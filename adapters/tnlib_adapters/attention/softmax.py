@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tnlib.linalg.array_namespace import namespace
 
 from tnlib._array_api import namespace
 from tnlib._typing import Array
