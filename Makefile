@@ -29,11 +29,14 @@ demo: $(VENV)/.installed
 	mkdir -p out
 	$(BIN)/tnlib demo --out out/demo --force
 
-# The tests' matrices are small: there threads cost more than they give, and one process per core is faster.
+# The tests' matrices are small: there threads cost more than they give, and one process per core is faster. Each
+# process starts with a row of neighbouring files, whose models it makes once, and takes tests of another when it is done.
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export OMP_NUM_THREADS = 1
+# Rewritten tests and compiled modules are kept: each worker and each process that a test starts reads them.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile -m slow
@@ -59,7 +62,8 @@ $(ENGINES)/$(LLAMA_CPP)/.built: | $(BIN)/python
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(ENGINES) $(ENGINES)/$(LLAMA_CPP).tar.gz
 	touch $@
 
-PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py
+PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py \
+	tests/adapters/test_cli_session.py
 test-plain: $(VENV)/.installed
 	$(PIP) pytest hypothesis
 	$(BIN)/python -m pytest --quiet -m "not slow" $(PLAIN_TESTS)

@@ -22,20 +22,18 @@ from benchmarks import (
     large_models,
     machine,
     memory,
-    past_memory,
     report,
     speed,
-    startup,
 )
 from benchmarks.cases import SCALES
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
     "machine": machine.measure,
-    "startup": startup.measure,
+    "startup": speed.measure_startup,
     "speed": speed.measure,
     "memory": memory.measure,
-    "past memory": past_memory.measure,
+    "past memory": memory.measure_past,
     "dask": dask_workers.measure,
     "growth": growth.measure,
     "accuracy": accuracy.measure,

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case, Pair
-from benchmarks.chains import SPLIT, per_bond, quimb_cores, quimb_state, tnlib_cores, torch_train
-from benchmarks.entry import Entry, resolve, unchanged
+from benchmarks.entry import (
+    SPLIT,
+    Entry,
+    per_bond,
+    quimb_cores,
+    quimb_state,
+    resolve,
+    tnlib_cores,
+    torch_train,
+    unchanged,
+)
 
 
 def _tnlib(cores: Sequence[np.ndarray], _: Case) -> Any:

@@ -18,7 +18,6 @@ from typing import Any
 import click
 
 from benchmarks.large_models import CALIBRATED, SHORT_TEXT, TEXT, Llama, calibration_text, make
-from benchmarks.tables import table
 
 CHILD = "import sys; from benchmarks import cluster; cluster.compressed(*sys.argv[1:])"
 MODELS = {"full": Llama(4, 512, 8, 2, 1408, 2048), "small": Llama(4, 64, 8, 2, 176, 1024)}
@@ -75,6 +74,8 @@ class Stages:
 
 def section(scale: str, seconds: Seconds) -> Iterator[str]:
     """Yield the lines of a table for every text: a row for every stage."""
+    from benchmarks.report import table
+
     yield from (f"## Workers, {MODELS[scale].n_layers} layers of {MODELS[scale].d_model}", "", ABOUT, "")
     for n_tokens, of_workers in seconds.items():
         names = (f"{n} worker{'s' if n != '1' else ''} (s)" for n in of_workers)

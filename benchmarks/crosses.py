@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case, Many
-from benchmarks.chains import tnlib_cores, torch_train
-from benchmarks.entry import Entry, resolve, unchanged
+from benchmarks.entry import Entry, resolve, tnlib_cores, torch_train, unchanged
 
 Function = Callable[[np.ndarray], np.ndarray]
 

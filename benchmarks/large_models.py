@@ -23,8 +23,6 @@ from tnlib_adapters import builtin_path
 from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, encode, write_tensor_file
 
-from benchmarks.tables import table
-
 CHILD = "import sys; from benchmarks import large_models; getattr(large_models, sys.argv[1])(*sys.argv[2:])"
 PLAIN = {"method": "matrix", "what": "all", "keep": 0.5}
 CALIBRATED = {"method": "calibrated", "what": "all", "keep": 0.5}
@@ -262,6 +260,8 @@ def seconds_of_svd(model: Llama) -> float:
 
 def section(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the section of the page."""
+    from benchmarks.report import table
+
     plain, calibrated = ([row for row in rows if bool(row["tokens"]) == with_text] for with_text in (False, True))
     yield from ("## Large models", "", ABOUT, "")
     if plain:

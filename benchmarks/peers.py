@@ -18,9 +18,8 @@ import tnlib
 from benchmarks.attention import COMPOSITION, HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
-from benchmarks.chains import SPLIT, per_bond, quimb_cores, tnlib_cores, to_torch
 from benchmarks.crosses import CROSS, SUM
-from benchmarks.entry import Entry, resolve, unchanged
+from benchmarks.entry import SPLIT, Entry, per_bond, quimb_cores, resolve, tnlib_cores, to_torch, unchanged
 
 
 def _pyttb(x: np.ndarray, _: Case) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,17 @@ from benchmarks.cases import cases
 from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, OURS, Comparison, Results
-from benchmarks.tables import table
 
 CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call", "remark")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"| {' | '.join(header)} |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
 
 
 def write(data: dict[str, Any], page: Path) -> None:
@@ -235,7 +243,7 @@ def _memory(results: Results) -> Iterator[str]:
 
 
 def _past_memory(results: Results) -> Iterator[str]:
-    from benchmarks.past_memory import NOISE, RANK, RTOL
+    from benchmarks.memory import NOISE, RANK, RTOL
 
     found = results.data["past memory"]
     yield from ("## Past memory", "")

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, read from its bytes alone: numbers, weights, operators; nothing of the library."""
+"""What a compressed folder holds, read from its bytes alone, and compressions without their slow parts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "I8": "i1", "BOOL": "?"}
 ATTENTION = {
@@ -152,3 +154,27 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 def tail(s: np.ndarray, rank: int) -> float:
     """The relative error that no matrix of this rank goes below, for singular values `s`."""
     return math.sqrt(float(np.sum(s[rank:] ** 2)) / float(np.sum(s**2)))
+
+
+PAGE = "tnlib_adapters.compression.report.report_files.write_page"
+_STAND_INS: dict[str, Callable[..., Any]] = {
+    PAGE: lambda report, file: file.write_text("page", encoding="utf-8"),
+    "tnlib_adapters.compression.compress.measure_quality": lambda before, after: {},
+}
+
+
+def leave_out_page(patch: pytest.MonkeyPatch) -> None:
+    """Write a page without pictures, whose drawing takes most of the time of a small compression."""
+    patch.setattr(PAGE, _STAND_INS[PAGE])
+
+
+def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Write a page without pictures, and do not measure the built-in model; the other files are as usual."""
+    for name, stand_in in _STAND_INS.items():
+        patch.setattr(name, stand_in)
+
+
+def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
+    """Fit every block in `n` steps."""
+    for name in ("STEPS", "ROUNDED_STEPS"):
+        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", n)

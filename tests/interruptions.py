@@ -18,10 +18,34 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from quick_compressions import leave_out_pictures
+from compressed_folders import leave_out_pictures
 
 CHANGES = {"write", "sendfile", "copy_file_range", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "chmod"}
 FILES = (io.BufferedWriter, io.TextIOWrapper, io.FileIO)
+
+OLD = {"old.txt": "old", "inner": "folder", "inner/deep.txt": "deep"}
+Files = dict[str, str]
+
+
+def write(folder: Path, files: Files) -> None:
+    if not folder.exists():
+        folder.mkdir()
+    for name, text in files.items():
+        if text == "folder":
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_text(text)
+
+
+def read(folder: Path) -> Files:
+    return {
+        str(path.relative_to(folder)): "folder" if path.is_dir() else path.read_text(errors="replace")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def beside(target: Path) -> set[str]:
+    return {path.name for path in target.parent.iterdir()} - {target.name}
 
 
 class At:

@@ -385,3 +385,15 @@ def _primes(n: int) -> tuple[int, ...]:
         if n % p == 0:
             return (p, *_primes(n // p))
     return (n,)
+
+
+def assert_one_sentence(stderr: str, words: tuple[str, ...]) -> None:
+    """A command ends with one sentence on standard error, which says these words; bars may stand above it."""
+    assert "Traceback" not in stderr
+    assert "Warning" not in stderr
+    *above, last = stderr.splitlines()
+    assert last.startswith("Error: ")
+    assert last.endswith(".")
+    assert not any("Error" in line for line in above)
+    for word in words:
+        assert word in last, f"{word!r} is not in {last!r}"

@@ -12,9 +12,9 @@ import tnlib_adapters
 
 import tnlib
 from benchmarks import large_models, report, truth
+from benchmarks.accuracy import Subject
 from benchmarks.cases import Case, cases, padded_train
 from benchmarks.entry import Entry
-from benchmarks.operators import Subject
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, Results
 from benchmarks.speed import condense

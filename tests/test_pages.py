@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from click.testing import CliRunner
-from pictures import differ
+from html_pages import differ
 from tnlib_adapters import interop
 from tnlib_adapters.cli import main
 
@@ -31,7 +31,16 @@ PAGES = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 ]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-SLOW = ("gallery", "how-to/decompose-zarr", "induction-heads-of-a-gpt-2")  # of several seconds
+# of several seconds
+SLOW = (
+    "gallery",
+    "how-to/decompose-zarr",
+    "induction-heads-of-a-gpt-2",
+    "circuits.md",
+    "inspect.md",
+    "spectral-reduction.md",
+    "compare-two-checkpoints",
+)
 
 
 def test_the_page_on_compression_shows_the_table_that_is_printed(

@@ -21,7 +21,6 @@ from tnlib_adapters.cli_options import (
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.demo import FOLDER as DEMO_FOLDER
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path(DEMO_FOLDER), show_default=True,
+@click.option("--out", type=click.Path(path_type=Path), default=Path("tnlib-demo"), show_default=True,
               help="Folder for the pictures and the compressed model.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
 def demo(out: Path, force: bool) -> None:
@@ -88,10 +87,10 @@ def demo(out: Path, force: bool) -> None:
     Nothing is downloaded, and no optional dependency is needed.
     """
     with command() as progress:
-        from tnlib_adapters.demo.run_demo import run_demo
+        from tnlib_adapters.demo import run_demo
 
         result = run_demo(out, force=force, progress=progress)
-    from tnlib_adapters.demo.story import story
+    from tnlib_adapters.demo import story
 
     click.echo("\n\n".join(story(result)))
 
@@ -218,7 +217,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
     FILE is X.npy, the folder X.zarr, or X.h5:/path/of/the/dataset.
     """
     with command() as progress:
-        from tnlib_adapters.files.decomposed_files import decompose_file
+        from tnlib_adapters.files.array_files import decompose_file
 
         fit = decompose_file(source, out, **options, progress=progress)
     click.echo(fit)
@@ -229,7 +228,7 @@ def decompose(source: str, out: Path, **options: Any) -> None:
 def info(file: str) -> None:
     """Print shape, ranks and size of an array file or of a file that decompose wrote."""
     with command():
-        from tnlib_adapters.files.decomposed_files import describe_file
+        from tnlib_adapters.files.array_files import describe_file
 
         text = describe_file(file)
     click.echo(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick_compressions import few_steps, leave_out_pictures
+from compressed_folders import few_steps, leave_out_pictures
 
 Saved = tuple[Any, Path]
 
@@ -57,8 +57,7 @@ class _Folders(dict[str, Path]):
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> _Folders:
     """Name of a model -> the folder of a small random one that reads text; not to be written to."""
-    from running_models import save_with_tokenizer
-    from transformers_models import quiet, random_model
+    from transformers_models import quiet, random_model, save_with_tokenizer
 
     quiet()
     return _Folders(lambda name: save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(name)))
@@ -67,7 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> _Folders:
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """A file of made-up text for them."""
-    from running_models import made_up_text
+    from transformers_models import made_up_text
 
     file = tmp_path / "text.txt"
     file.write_text(made_up_text(), encoding="utf-8")
@@ -77,7 +76,7 @@ def text(tmp_path: Path) -> Path:
 @pytest.fixture
 def short_text(tmp_path: Path) -> Path:
     """A file of half as much text."""
-    from running_models import made_up_text
+    from transformers_models import made_up_text
 
     file = tmp_path / "text.txt"
     file.write_text(made_up_text(60), encoding="utf-8")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ from checkpoint_folders import (
     builtin_copy,
     change_config,
     change_tensors,
-    entry,
     raw_file,
 )
 from click.testing import CliRunner, Result
 from compressed_folders import attention_tensors, digest, n_attention, read_config
-from tnlib_adapters import builtin_path, cli, cli_session, open_checkpoint
+from oracles import assert_one_sentence
+from tnlib_adapters import builtin_path, cli, open_checkpoint
 from tnlib_adapters.compression.layouts.layout_table import LAYOUTS
 from tnlib_adapters.compression.methods.table import METHODS
 
@@ -144,14 +144,6 @@ def index_outside(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {KEY: "../escaped.safetensors"}}))
 
 
-def overlapping(folder: Path) -> None:
-    raw_file(folder / WEIGHTS, {"a": entry("U8", [4], 0, 4), "b": entry("U8", [4], 2, 6)}, b"123456")
-
-
-def out_of_range(folder: Path) -> None:
-    raw_file(folder / WEIGHTS, {"a": entry("U8", [9], 0, 9)}, b"123456")
-
-
 def too_large_for_half(folder: Path) -> None:
     """Every weight fits; a factor that gathers the norm of them all does not."""
 
@@ -200,12 +192,11 @@ BAD: dict[str, Bad] = {
     "no weights": Bad((WEIGHTS,), lambda f: (f / WEIGHTS).unlink()),
     "weights cut short": Bad((WEIGHTS,), lambda f: shorten(f / WEIGHTS, 100)),
     "header longer than the file": Bad((WEIGHTS, "header"), lambda f: raw_file(f / WEIGHTS, {}, length=10**9)),
-    "overlapping offsets": Bad((WEIGHTS, "overlaps"), overlapping),
-    "offsets out of range": Bad((WEIGHTS, "'a'"), out_of_range),
     "shape against the config": Bad(
         (KEY.replace("1", "0").replace("key", "query"), "(32, 32)"), lambda f: change_config(f, hidden_size=32)
     ),
     "NaN in the attention": Bad((KEY, "nan"), put(KEY, np.nan)),
+    "integer weights": Bad((KEY,), lambda f: change_tensors(f, lambda t: t.update({KEY: t[KEY].astype("i1")}))),
     "inf in a tensor that is only copied": Bad(("'unembed.weight'", "inf"), put("unembed.weight", np.inf)),
     "NaN in a tensor that is only copied": Bad(("'positions.weight'", "nan"), put("positions.weight", np.nan)),
     "index that leads outside": Bad((INDEX, "../escaped.safetensors"), index_outside),
@@ -247,18 +238,6 @@ def command(bad: Bad, place: Path) -> list[str]:
         str(place / bad.out),
         *(word for pair in options.items() for word in pair),
     ]
-
-
-def assert_one_sentence(stderr: str, words: tuple[str, ...]) -> None:
-    """Bars may stand above it."""
-    assert "Traceback" not in stderr
-    assert "Warning" not in stderr
-    *above, last = stderr.splitlines()
-    assert last.startswith("Error: ")
-    assert last.endswith(".")
-    assert not any("Error" in line for line in above)
-    for word in words:
-        assert word in last, f"{word!r} is not in {last!r}"
 
 
 @pytest.mark.usefixtures("without_pictures")
@@ -404,130 +383,6 @@ def test_a_prime_width_is_refused_only_where_ttm_was_asked_for(place: Path) -> N
     assert_one_sentence(named.stderr, ("61 is prime",))
     assert not (place / "out").exists()
     assert tnlib("compress", place / "in", place / "out", "--keep", "0.5", "--method", "matrix").exit_code == 0
-
-
-# -------------------------------------------------------------------------------------------------- standard output
-
-COMPRESS = ["compress", "builtin", "--method", "matrix", "--keep", "0.5"]
-FULL = Path("/dev/full")
-on_linux = pytest.mark.skipif(not FULL.exists(), reason="a device that is always full")
-
-
-def of_a_process(*arguments: str, **environment: str) -> dict[str, Any]:
-    path = os.pathsep.join(path for path in sys.path if path)
-    return {
-        "args": [sys.executable, "-m", "tnlib_adapters.cli", *arguments],
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": os.environ | {"PYTHONPATH": path, "COLUMNS": "80"} | environment,
-    }
-
-
-@on_linux
-def test_a_full_device_is_one_sentence_after_the_files_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with FULL.open("w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*COMPRESS, str(tmp_path / "out")])
-    assert ended.value.code == cli_session.OUTPUT_REFUSED == 3
-    assert_one_sentence(capsys.readouterr().err, ("standard output", "No space left", "complete"))
-    assert (tmp_path / "out" / CONFIG).exists()
-
-
-@on_linux
-def test_python_does_not_complain_about_a_full_device_at_its_end() -> None:
-    with FULL.open("w") as full:
-        done = subprocess.run(**of_a_process("compress", "--help"), stdout=full, check=False)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    with FULL.open("w") as full:
-        refused = subprocess.run(**of_a_process("compress", "nowhere", "out") | {"stderr": full}, check=False)
-    assert refused.returncode == 2
-
-
-def full_device() -> TextIO:
-    return FULL.open("w")
-
-
-def pipe_without_a_reader() -> TextIO:
-    reader, writer = os.pipe()
-    os.close(reader)
-    return open(writer, "w")
-
-
-def no_stream() -> None:
-    """Standard error of a program without a console."""
-
-
-@pytest.mark.parametrize("refusing", [pytest.param(full_device, marks=on_linux), pipe_without_a_reader, no_stream])
-def test_standard_error_that_refuses_the_bars_does_not_end_the_work(
-    refusing: Callable[[], TextIO | None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    stream = refusing()
-    monkeypatch.setattr(sys, "stderr", stream)
-    cli.main([*COMPRESS, str(tmp_path / "out")], standalone_mode=False)
-    assert "written to" in capsys.readouterr().out
-    assert (tmp_path / "out" / CONFIG).exists()
-    if stream is not None:
-        with pytest.raises(OSError, match=r"No space left|Broken pipe"):  # the bars were written to it
-            stream.close()
-
-
-def test_a_pipe_whose_reader_has_gone_is_quiet() -> None:
-    with pipe_without_a_reader() as gone:
-        done = subprocess.run(**of_a_process("compress", "--help"), stdout=gone, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.parametrize("charset", ["latin-1", "ascii", "utf-8"])
-def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
-    out = tmp_path / "pl\u00e9 \u4e2d"
-    runner = CliRunner(charset=charset)
-    result = runner.invoke(cli.main, [*COMPRESS, str(out)], env={"COLUMNS": "120"})
-    assert result.exit_code == 0, result.output
-    (last,) = result.stdout.splitlines()[-1:]
-    assert "written to" in last
-    assert ("\u4e2d" in last) == (charset == "utf-8")
-    assert (r"\u4e2d" in last) == (charset == "latin-1")  # click writes UTF-8 where it finds ASCII
-    assert "Traceback" not in result.output
-    assert runner.invoke(cli.main, ["compress", "n\u4e2d", "out", "--keep", "1"]).exit_code == 2
-
-
-def test_the_c_locale(tmp_path: Path) -> None:
-    out = tmp_path / "pl\u00e9 \u4e2d"
-    done = subprocess.run(
-        **of_a_process(*COMPRESS, str(out), LC_ALL="C", PYTHONUTF8="0"), stdout=subprocess.PIPE, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "method matrix" in done.stdout
-    assert (out / CONFIG).exists()
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_narrow_terminals_show_every_cell(tmp_path: Path) -> None:
-    arguments = ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"]
-    shown = CliRunner().invoke(cli.main, arguments, env={"COLUMNS": "20"}).stdout.splitlines()
-    report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
-    cells = [line.partition(": ") for line in shown]
-    for layer in report["layers"]:
-        start = cells.index(("layer", ": ", str(layer["layer"])))
-        values = {name: value for name, _, value in cells[start : start + 6]}
-        assert values == {
-            "layer": str(layer["layer"]),
-            "QK error": f"{layer['qk_error']:.4f}",
-            "OV error": f"{layer['ov_error']:.4f}",
-            "worst head": f"{layer['worst']:.4f}",
-            "numbers before": f"{layer['n_before']:,}",
-            "after": f"{layer['n_after']:,}",
-        }
-    start = cells.index(("layer", ": ", "all"))
-    assert [name for name, _, _ in cells[start : start + 3]] == ["layer", "numbers before", "after"]
 
 
 # ------------------------------------------------------------------------------------------------------ light to load

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tnlib_adapters import builtin_path, cli, open_checkpoint
-from tnlib_adapters.demo.run_demo import Demo
-from tnlib_adapters.demo.size_and_loss import SizeAndLoss, original, rounded
-from tnlib_adapters.demo.story import story, verdict
-from tnlib_adapters.inspection.findings import Finding
+from tnlib_adapters.demo import Demo, SizeAndLoss, original, rounded, story, verdict
+from tnlib_adapters.inspection.inspect import Finding
 
 
 def point(label: str, n_bytes: int, loss: float) -> SizeAndLoss:

@@ -60,7 +60,7 @@ def safetensors(folder: Path, outside: Path) -> Reader:
 
 
 def checkpoint(folder: Path, outside: Path, *, files: Sequence[str], mutations: Sequence[Mutation]) -> Reader:
-    from random_checkpoints import random_folder
+    from checkpoint_folders import random_folder
     from tnlib_adapters.reference.model import run
 
     random_folder(folder / "bert", "bert", n_files=2)

@@ -130,14 +130,14 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
         rows = _rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
         return {block_name(data.tile, range(len(data.tile))): shift(rows, data.exponent)}
 
-    own = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
-    total = passes.reduce(source, own, work, add)
+    sampled = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
+    total = passes.reduce(source, sampled, work, add)
     position, start = {}, 0  # of the rows of a group in the sample
     for group, rows in numbers.items():
         position[group] = slice(start, start + len(rows))
         start += len(rows)
     out = np.empty((start, *(source.shape[a] for a in kept)), source.dtype)
-    for tile in own:
+    for tile in sampled:
         index = (position[tuple(tile[a] for a in leading)], *block_index(tile, kept))
         out[index] = total[block_name(tile, range(len(tile)))].reshape(out[index].shape)
     return out.reshape(start, -1)[rng.permutation(start)]

@@ -8,7 +8,7 @@ from numbers import Real
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, to_numpy
-from tnlib_adapters.attention.softmax import library_of, like
+from tnlib_adapters.attention.softmax import like, namespace_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class LatentNorm:
     def keys(self, k: Array, x: Array) -> Array:
         """Return keys (..., n, d_head) of a stream x (..., n, d_model) divided, but for the rotated columns."""
         divided = k[..., self.n_rotated :] / self.value_divisors(x)
-        keys: Array = library_of(k).concat([k[..., : self.n_rotated], divided], axis=-1)
+        keys: Array = namespace_of(k).concat([k[..., : self.n_rotated], divided], axis=-1)
         return keys
 
     def value_divisors(self, x: Array) -> Array:

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
-from tnlib_adapters.attention.softmax import library_of
+from tnlib_adapters.attention.softmax import namespace_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,7 +96,7 @@ class Rotary:
 
     def rotated(self, columns: Array, positions: Array | float) -> Array:
         """Return columns (..., n, d_head) rotated to positions (n,), without checks; also for a tensor of torch."""
-        xp, (a, b) = library_of(columns), self.planes
+        xp, (a, b) = namespace_of(columns), self.planes
         angle = np.asarray(positions, np.float64)[..., None] * self.frequencies  # ... f
         cos, sin = (xp.asarray(self.factor * wave(angle), dtype=columns.dtype) for wave in (np.cos, np.sin))
         first, second = columns[..., a], columns[..., b]

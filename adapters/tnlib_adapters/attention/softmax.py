@@ -10,7 +10,7 @@ from tnlib._array_api import namespace
 from tnlib._typing import Array
 
 
-def library_of(x: Array) -> Any:
+def namespace_of(x: Array) -> Any:
     """Return numpy for an array, the namespace of the array API standard for a tensor of torch."""
     return np if isinstance(x, np.ndarray) else namespace(x)
 
@@ -32,7 +32,7 @@ def softmax(scores: Array, visible: Array | None = None) -> Array:
     array([0.5, 0.5, 0. ])
     """
     if visible is not None:
-        scores = library_of(scores).where(like(visible, scores), scores, -np.inf)
+        scores = namespace_of(scores).where(like(visible, scores), scores, -np.inf)
     if not isinstance(scores, np.ndarray):
         return scores.softmax(-1)
     weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
@@ -55,5 +55,5 @@ def log_softmax(scores: Array) -> Array:
 
 def soft_capped(scores: Array, cap: float | None) -> Array:
     """Return cap * tanh(scores / cap), or the scores for None."""
-    capped: Array = scores if cap is None else cap * library_of(scores).tanh(scores / cap)
+    capped: Array = scores if cap is None else cap * namespace_of(scores).tanh(scores / cap)
     return capped

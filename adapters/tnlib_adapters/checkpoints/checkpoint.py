@@ -324,11 +324,6 @@ def _wire(folder: Folder) -> Wiring:
     return wire(folder.config, folder.tensors, where=str(folder.path / CONFIG), function="open_checkpoint")
 
 
-def as_attention(projections: Projections, sizes: Sizes, scale: float) -> Attention:
-    """Split projections into heads, without positions."""
-    return Attention(**per_head(projections, sizes), scale=scale)
-
-
 def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
     """Return the checkpoint; raise `ArgumentTypeError` for anything else, such as a path."""
     if not isinstance(model, Checkpoint):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,10 +12,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib._validate import as_path
-from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, with_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
-from tnlib_adapters.files.folder import WEIGHTS, Folder, write_folder
+from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import (
     STORED_AS,
     Entry,
@@ -121,23 +119,3 @@ def _added(checkpoint: Checkpoint, name: str, make: Callable[[], Array]) -> Chan
 def _tensor(file: Path, name: str, dtype: str, shape: tuple[int, ...], make: Callable[[], Array]) -> ChangedTensor:
     n_bytes = math.prod(shape) * STORED_AS[dtype].itemsize
     return ChangedTensor(file, name, dtype, shape, 0, n_bytes, make=make)
-
-
-def checkpoint_of_arrays(function: str, config: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
-    """Return a checkpoint that holds `arrays`, by the names of its architecture, as float32.
-
-    `function` is the public function named in messages. `save_checkpoint` writes the checkpoint.
-    """
-    path = Path(f"({function} in memory)")
-    tensors = {name: _stored(path / WEIGHTS, name, array) for name, array in arrays.items()}
-    folder = Folder(path, config, tensors, (), {"format": "pt"})
-    return Checkpoint(folder, wire(config, tensors, where=str(path), function=function), None)
-
-
-def _stored(file: Path, name: str, array: Array) -> ChangedTensor:
-    n_bytes = array.size * STORED_AS["F32"].itemsize
-    return ChangedTensor(file, name, "F32", array.shape, 0, n_bytes, make=functools.partial(_identity, array))
-
-
-def _identity(array: Array) -> Array:
-    return array

@@ -33,7 +33,7 @@ def describe(stored: Sequence[Description], layers: Sequence[str], method: str) 
 def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 
-    `layers` are the attention modules, first to last. Sections written by tnlib 0.1 are read as well.
+    `layers` are the attention modules, first to last.
 
     Raises
     ------

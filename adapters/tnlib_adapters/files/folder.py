@@ -26,6 +26,9 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # files belong to another part of the pipeline, such as a pooling layer, but for those of whole exports.
 OTHER_WEIGHTS = (*PICKLED, ".safetensors", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite")
 EXPORTS = ("onnx", "openvino", "coreml", "gguf")
+NOTE = "> Compressed by tnlib"  # the first words that a compression puts on top of the model card, README.md
+_FRONT_MATTER = re.compile(rb"(?:\xef\xbb\xbf)?---[ \t]*\r?\n(?:.*\n)*?---[ \t]*\r?(?:\n|\Z)")
+_NOTE = re.compile(rb"\s*%b.*\n(?:>.*\n)*" % NOTE.encode())
 
 
 @dataclass(frozen=True)
@@ -238,3 +241,24 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------ model card
+
+
+def split_card(card: bytes) -> tuple[bytes, bytes]:
+    r"""Return the YAML front matter of a model card, and the rest without the note.
+
+    >>> split_card(b"> Compressed by tnlib, which ...\n> It loads ...\n\n# Model\n")
+    (b'', b'\n# Model\n')
+    """
+    front = _FRONT_MATTER.match(card)
+    head, body = (front[0].rstrip() + b"\n\n", card[front.end() :]) if front else (b"", card)
+    note = _NOTE.match(body)
+    return head, body[note.end() :] if note else body
+
+
+def without_note(card: bytes) -> bytes:
+    """Return a model card without the note."""
+    head, body = split_card(card)
+    return head + body.lstrip(b"\r\n")

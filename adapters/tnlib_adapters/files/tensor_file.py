@@ -7,10 +7,11 @@ name to {"dtype", "shape", "data_offsets": [begin, end]}, offsets counted from t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -257,3 +258,30 @@ def to_bf16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
     is_nan = np.isnan(values)
     rounded[is_nan] = (bits[is_nan] >> 16) | np.uint32(0x0040)
     return rounded.astype(np.uint16)
+
+
+# --------------------------------------------------------------------------------------------------------- digests
+
+_DIGEST = "digest"
+
+
+def write_digested(file: Path, metadata: Mapping[str, str], entries: Sequence[Entry]) -> None:
+    """Write a file with a digest of its contents atomically, replacing the previous one."""
+    write_whole_tensor_file(file, entries, {**metadata, _DIGEST: _digest(metadata, entries)})
+
+
+def is_as_written(file: Path) -> bool:
+    """Test if a file holds what `write_digested` wrote."""
+    tensors, metadata = read_header(file)
+    entries = [Entry(info.name, info.dtype, info) for info in tensors.values()]
+    return metadata.get(_DIGEST) == _digest(metadata, entries)
+
+
+def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
+    """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
+    state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != _DIGEST)).encode())
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
+        state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode())
+        state.update(np.ascontiguousarray(values).data)
+    return state.hexdigest()

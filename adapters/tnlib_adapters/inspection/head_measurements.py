@@ -1,7 +1,6 @@
 r"""Measurements of attention heads for the inspection page: spectra, gauge freedom, head scores, heads in tokens.
 
-Schmidt values are the singular values of an operator, those of the bond between its two sides. The effective rank is
-the participation ratio (sum s^2)^2 / sum s^4.
+Schmidt values are the singular values of an operator, those of the bond between its two sides.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tnlib_adapters.circuits import (
     subspace_overlaps,
 )
 from tnlib_adapters.circuits.arguments import Kind
-from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
+from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.compression.request import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
@@ -42,8 +41,8 @@ from tnlib_adapters.transforms.gauge_fixing import head_order
 
 _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
-_MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
-_MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
+MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
+MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +70,6 @@ def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spe
 
     ov = np.array([[_values(layer.ov(h)) for h in range(layer.n_heads)] for layer in layers])
     return Spectra({distance: of(distance) for distance in distances}, ov)
-
-
-def effective_rank(values: Array) -> Array:
-    """Return (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
-
-    >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    array([2., 1., 0.])
-    """
-    largest = values.max(axis=-1, keepdims=True)
-    squares = np.square(values / np.where(largest > 0, largest, 1))
-    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
-    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
 
 
 @dataclass(frozen=True)
@@ -238,7 +225,7 @@ def _copying_scores(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, pr
         return None
     sizes = checkpoint.sizes
     work = 2 * len(words) * sizes.d_head * sizes.d_model
-    measured = min(n_layers, max(1, int(_MOST_COPIED / (work * sizes.n_heads))))
+    measured = min(n_layers, max(1, int(MOST_COPIED / (work * sizes.n_heads))))
     scores = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
         progress("measuring copying", at[0], measured)
@@ -264,4 +251,4 @@ def _choose_heads(
         candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
     chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
-    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(_MOST_WORK / work)))])
+    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))])

@@ -1,4 +1,4 @@
-"""Measurements for the inspection page, as data."""
+"""Everything that the inspection page shows of a checkpoint: the tokens it is shown on, measurements and notes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from tnlib_adapters.inspection.pictures import (
     rank_maps,
     schmidt_values,
 )
-from tnlib_adapters.inspection.tokens import Tokens
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import data_frame
@@ -40,10 +39,17 @@ from tnlib_adapters.transforms.folding import fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+from importlib.util import find_spec
+
+import numpy as np
+
+from tnlib import ArgumentError
+from tnlib_adapters.files.folder import TOKENIZERS
+from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 
 DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
-_MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
-_MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
+MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
+MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,7 +86,7 @@ class Inspection:
     spectra: Spectra
     gauges: tuple[GaugeReport, ...]
     readings: Readings
-    tokens: Tokens | None = None
+    tokens: TokenSequence | None = None
     patterns: tuple[Array, ...] | None = None
 
     def figures(self) -> dict[str, Figure]:
@@ -120,7 +126,7 @@ class Inspection:
         return "\n".join([*lines, f"  page               {path_text(self.page)}"])
 
 
-def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:
+def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, progress: Progress) -> Inspection:
     """Return all measurements of a checkpoint."""
     progress("running the model", 0, 1)
     weights, notes = _weights(checkpoint, tokens)
@@ -152,7 +158,7 @@ def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress:
 def n_shown(sizes: Sizes) -> int:
     """Return the number of layers whose pairs of heads can be compared in seconds, at least two."""
     work = sizes.n_heads**2 * sizes.d_head**2 * sizes.d_model
-    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= _MOST_WORK)
+    fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= MOST_WORK)
     return next(fit, min(2, sizes.n_layers))
 
 
@@ -198,17 +204,108 @@ def _compositions(
     return compositions_by_name
 
 
-def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
+def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weights | None, list[str]]:
     """Return the weights of a model to run, but the unembedding; None if it is too large to run without a text."""
     if checkpoint.wiring.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
-    if tokens is None and numbers > _MOST_NUMBERS:
+    if tokens is None and numbers > MOST_NUMBERS:
         return None, ["A model of this size is run only if a text is given."]
     try:
-        weights = read_weights(checkpoint, in_memory=numbers <= _MOST_NUMBERS)
+        weights = read_weights(checkpoint, in_memory=numbers <= MOST_NUMBERS)
         return replace(weights, unembed=None), []  # patterns need no logits
     except TnlibError as problem:
         if tokens is not None:
             raise
         return None, [f"The model is not run: {problem}"]
+
+
+_MOST = 96  # tokens; larger patterns are not legible in a picture
+_LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MOST tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSequence:
+    """One token sequence: numbers (n,), printable names, and whether the text was truncated."""
+
+    ids: Array
+    names: tuple[str, ...]
+    cut: bool
+
+
+def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
+    """Return a text as tokens by the tokenizer of the folder, or parse token numbers if there is no tokenizer.
+
+    Raises
+    ------
+    ArgumentError
+        If the model reads images, the text has fewer than two tokens, or is not token numbers where there is no
+        tokenizer.
+    """
+    if checkpoint.wiring.reads != "tokens":
+        raise ArgumentError(
+            f"inspect: text must be left out for a model of images, got one for a {checkpoint.wiring.model_type}."
+        )
+    names = token_names(checkpoint.folder.path, "inspect") or {}
+    limit, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
+    if tokenizer is None:
+        numbers = _numbers(checkpoint, text)
+        truncated, numbers = len(numbers) > limit, numbers[:limit]
+    else:
+        start = text[:_LETTERS]
+        truncated = len(text) > _LETTERS or len(tokenizer(start, verbose=False)["input_ids"]) > limit
+        numbers = tokenizer(start, truncation=True, max_length=limit)["input_ids"]  # includes end markers
+    if len(numbers) < 2:
+        raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
+    return TokenSequence(
+        np.array(numbers), tuple(_visible(names.get(number, str(number))) for number in numbers), truncated
+    )
+
+
+def own_tokens(checkpoint: Checkpoint) -> TokenSequence | None:
+    """Return a sequence like the training data of the built-in model; None for any other model."""
+    if not checkpoint.wiring.is_attention_only or _vocabulary(checkpoint) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    segment = rng.permutation(min(128, _vocabulary(checkpoint)))[: min(16, _longest(checkpoint) // 2)]
+    ids = np.concatenate([segment, segment])
+    return TokenSequence(ids, tuple(map(str, ids)), cut=False)
+
+
+def _longest(checkpoint: Checkpoint) -> int:
+    """Return the largest number of tokens of a sequence."""
+    wiring = checkpoint.wiring
+    return int(min(_MOST, (wiring.context or _MOST) - wiring.embedding.first_position))
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    info = checkpoint.locate(checkpoint.wiring.embedding.table.weight)
+    return 0 if info is None else int(info.shape[0])
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """Return the tokenizer of the folder, None if there is none or transformers is not installed."""
+    folder = checkpoint.folder.path
+    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would return an empty tokenizer
+        return None
+    if find_spec("transformers") is None:
+        return None
+    return load_tokenizer("inspect", folder)
+
+
+def _visible(name: str) -> str:
+    """Return a token with visible signs for blanks and line breaks."""
+    visible = name.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in visible)
+
+
+def _numbers(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Parse token numbers, separated by blanks or commas."""
+    vocab, parts = _vocabulary(checkpoint), text.replace(",", " ").split()
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < vocab):
+            raise ArgumentError(
+                f"inspect: text must be numbers of tokens from 0 to {vocab - 1}, because there is no tokenizer for "
+                f"{checkpoint.folder.path}, or no transformers to read it with; got {part[:40]!r}."
+            )
+    return [int(part) for part in parts]

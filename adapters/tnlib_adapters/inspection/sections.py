@@ -40,7 +40,7 @@ Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
 _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
-_MOST_PANELS = 200  # largest number of heads with a panel of their own
+MOST_PANELS = 200  # largest number of heads with a panel of their own
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
@@ -224,7 +224,7 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
     """Return the attention patterns of all heads on the text, if there is one."""
     if inspection.tokens is None or inspection.patterns is None:
         return [f"<p>{_why_no_text(inspection)}</p>"]
-    names, large = inspection.tokens.names, max(1, _MOST_PANELS // inspection.checkpoint.sizes.n_heads)
+    names, large = inspection.tokens.names, max(1, MOST_PANELS // inspection.checkpoint.sizes.n_heads)
     spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
     parts = []
     if inspection.tokens.cut:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
-from tnlib_adapters.attention.softmax import library_of, like, soft_capped, softmax
+from tnlib_adapters.attention.softmax import like, namespace_of, soft_capped, softmax
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def sigmoid(x: Array) -> Array:
     >>> sigmoid(np.array([0.0, -1000.0]))
     array([0.5, 0. ])
     """
-    y: Array = 0.5 * (1 + library_of(x).tanh(0.5 * x))
+    y: Array = 0.5 * (1 + namespace_of(x).tanh(0.5 * x))
     return y
 
 
@@ -249,7 +249,7 @@ class MixtureOfExperts:
         scores = softmax(logits) if self.routing.scores == "softmax" else sigmoid(logits)
         values = scores if isinstance(scores, np.ndarray) else scores.detach().numpy()  # the choice has no gradient
         ranked = self._of_chosen_groups(values if self.correction is None else values + self.correction)
-        kept: Array = library_of(scores).where(like(_is_largest(ranked, self.n_chosen), scores), scores, 0.0)
+        kept: Array = namespace_of(scores).where(like(_is_largest(ranked, self.n_chosen), scores), scores, 0.0)
         kept = kept / kept.sum(-1, keepdims=True) if self.routing.normalised else kept
         return self.routing.factor * kept
 

@@ -19,8 +19,7 @@ from tnlib._validate import as_path, import_optional
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
-from tnlib_adapters.files.folder import other_files
-from tnlib_adapters.files.model_card import without_note
+from tnlib_adapters.files.folder import other_files, without_note
 from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers
 
 GRAPH = "onnx/model.onnx"  # where sentence-transformers and optimum look for it

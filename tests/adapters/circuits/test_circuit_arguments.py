@@ -37,7 +37,6 @@ OF_ONE_STREAM = [
     (circuits.weight_scores, ()),
     (circuits.read_vocabulary, ()),
     (circuits.model_diagram, ()),
-    (circuits.model_values, (TOKENS,)),
     (circuits.block_diagram, (0,)),
     (freeze, (TOKENS,)),
 ]

@@ -10,22 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compressed_folders import few_steps
 from oracles import refused
-from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.activation_statistics.selected_weights import components_of  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
-from tnlib_adapters.compression.methods import device_components  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.methods.components import Components  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
@@ -36,17 +32,15 @@ from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps")
+FIT_STEPS = 15
+
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch):
-    """As many as show that they help."""
-    few_steps(monkeypatch, 15)
 
 
 def quietly(*_: object) -> None:
@@ -163,27 +157,6 @@ def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
         moved = float((one - torch.from_numpy(before)).norm())
         assert moved > 0
         assert float((one - other).norm()) <= 1e-2 * moved
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_weights_of_a_block_in_batches_have_the_components_of_single_ones(folders, name, monkeypatch):
-    checkpoint, model, sizes = open_checkpoint(folders[name]), open_running(folders[name]), []
-    solve = torch.linalg.eigh
-
-    def all_components() -> dict[str, Components]:
-        layers, matrices = calibrated_parts(checkpoint, model, model.batches(made_up_text(60)), what="all")
-        return components_of(dict(enumerate(layers)), matrices)
-
-    singly = all_components()
-    monkeypatch.setattr(device_components, "_is_host", lambda device: False)
-    monkeypatch.setattr(torch.linalg, "eigh", lambda gram: sizes.append(len(gram)) or solve(gram))
-    batched = all_components()
-    assert max(sizes) > 1
-    assert batched.keys() == singly.keys()
-    for key, one in singly.items():
-        other = batched[key]
-        np.testing.assert_allclose(other.left @ other.right, one.left @ one.right, atol=1e-4)
-        np.testing.assert_allclose(other.losses, one.losses, atol=0.02 * one.losses.max())
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -22,12 +22,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 distributed = pytest.importorskip("distributed")
 
+from compressed_folders import few_steps  # noqa: E402
 from oracles import refused  # noqa: E402
-from quick_compressions import few_steps  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.cluster import shared_descent  # noqa: E402
 
 from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 
 LLAMA = builtin_path("llama")
 ROUNDOFF = 1e-3  # of weights in single precision, whose components are those of summed moments
@@ -56,16 +58,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    few_steps(monkeypatch, 2)
-
-
 @pytest.fixture
 def shared_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share out the gradient descent of a small model as well, for more steps than between two stored states."""
-    monkeypatch.setattr(shared_descent, "_LEAST_WORK", 0)
-    monkeypatch.setattr(shared_descent, "_MOST_BYTES", 2 * 4 * 60_000)  # two steps of the factors of a block
+    monkeypatch.setattr(shared_descent, "LEAST_WORK", 0)
+    monkeypatch.setattr(shared_descent, "MOST_BYTES", 2 * 4 * 60_000)  # two steps of the factors of a block
     few_steps(monkeypatch, 7)
 
 
@@ -243,7 +240,7 @@ def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_an_address_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tnlib_adapters.compression.cluster.connection._CONNECT", 0.2)
+    monkeypatch.setattr("tnlib_adapters.compression.cluster.connection.CONNECT_TIMEOUT", 0.2)
     arguments = ["compress", str(LLAMA), str(tmp_path / "out"), "--keep", "0.5", "--cluster", "tcp://127.0.0.1:9"]
     result = CliRunner().invoke(cli.main, arguments)
     assert result.exit_code == 2

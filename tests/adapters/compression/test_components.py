@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tnlib_adapters.compression.methods.components import components, triangular_root
+from tnlib_adapters.compression.methods.components import (
+    WeightOnText,
+    components,
+    components_in_single_precision,
+    triangular_root,
+)
 
 
 def loss(change: np.ndarray, x: np.ndarray, p: np.ndarray) -> float:
@@ -83,3 +88,50 @@ def test_roots_of_singular_moments_are_raised_by_little():
     np.testing.assert_allclose(root @ inverse, np.eye(6), atol=1e-4)
     c = x.T @ x / (np.trace(x.T @ x) / 6)
     assert np.linalg.norm(root.T @ root - c) <= 1e-5
+
+
+def moments_of(rng: np.random.Generator, n: int, rank: int, scale: float) -> np.ndarray:
+    x = scale * rng.standard_normal((rank, n)) * 10.0 ** -np.linspace(0, 2, n)
+    return (x.T @ x).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-10, 1.0, 1e10]),
+    singular=st.booleans(),
+)
+def test_every_rank_loses_what_it_loses_in_double_precision(m, n, seed, scale, singular):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((m, n)).astype(np.float32)
+    reads, slopes = (moments_of(rng, k, max(1, k // 2) if singular else 2 * k, scale) for k in (m, n))
+    found = components_in_single_precision(weight, reads, slopes, torch.device("cpu"))
+    exact = components(weight, reads, slopes)
+    assert found.left.dtype == found.right.dtype == weight.dtype
+    scales = reads / np.trace(reads), slopes / np.trace(slopes)
+
+    def error(own, rank) -> float:
+        change = (own.left[:, :rank].astype(np.float64) @ own.right[:rank] - weight).astype(np.float64)
+        return float(np.sqrt(max(0.0, np.trace(scales[0] @ change @ scales[1] @ change.T))))
+
+    for rank in range(min(m, n) + 1):
+        assert error(found, rank) <= error(exact, rank) + 1e-3 * error(exact, 0)
+    np.testing.assert_allclose(found.losses, exact.losses, atol=1e-4)
+    assert np.all(np.diff(found.losses) <= 0)
+
+
+@pytest.mark.slow
+def test_only_large_weights_are_decomposed_in_single_precision():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    for shape, is_exact in (((24, 16), True), ((4096, 1024), False)):
+        weight = rng.standard_normal(shape).astype(np.float32)
+        given = weight, *(moments_of(rng, k, 60, 1.0) for k in shape)
+        found = WeightOnText(weight, lambda given=given: given[1], lambda given=given: given[2]).components(
+            torch.device("cpu")
+        )
+        np.testing.assert_allclose(found.left @ found.right, weight, atol=1e-2)
+        assert np.array_equal(found.left, components(*given).left) == is_exact

@@ -16,8 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from quick_compressions import few_steps  # noqa: E402
-from running_models import made_up_text  # noqa: E402
+from compressed_folders import few_steps  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.activation_statistics import moment_sums, statistics  # noqa: E402
 from tnlib_adapters.compression.methods.components import Components  # noqa: E402
@@ -29,6 +28,7 @@ from tnlib_adapters.instrument.placement import Placement  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 

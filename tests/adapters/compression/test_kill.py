@@ -1,4 +1,4 @@
-"""The commands themselves, pictures and all, ended at any moment: a folder that is whole, or none."""
+"""Compressions ended at any moment, by errors, signals and deaths: a folder that is whole, or none."""
 
 from __future__ import annotations
 
@@ -6,99 +6,32 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import interruptions
+import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy
 from click.testing import CliRunner
-from compressed_folders import digest, n_attention, read_tensors
-from interruptions import At, fail, restore_default
-from tnlib_adapters import open_checkpoint
+from compressed_folders import digest
+from interruptions import OLD, At, beside, fail, read, restore_default, write
+from slow_cases import mostly_slow
+from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.cli import main
 
-pytestmark = pytest.mark.slow
-
-OLD = {"old.txt": "old", "inner/deep.txt": "deep"}
-COMPRESS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
-
-# A process of its own and without threads, so that it can be forked: one child for every death.
-DRIVER = """
-import json, os, random, shutil, signal, sys, time
-from pathlib import Path
-from interruptions import At, die
-from tnlib_adapters.cli import main
-
-arguments, place, old, kept, few = json.loads(sys.argv[1])
-place, kept = Path(place), Path(kept)
-
-def command():
-    main(arguments, "tnlib", standalone_mode=False)
-
-def child(act):
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        try:
-            act()
-        finally:
-            os._exit(1 if sys.exc_info()[0] else 0)
-    return pid
-
-def killed_at(number, after):
-    with At(number, die, after=after):
-        command()
-
-def fresh():
-    for path in place.iterdir():
-        shutil.rmtree(path)
-    if old:
-        shutil.copytree(old, place / "out")
-
-def note(how, at, pid):
-    status = os.waitpid(pid, 0)[1]
-    saved = kept / f"{how}-{at}"
-    shutil.copytree(place, saved)
-    print(json.dumps({"how": how, "at": at, "saved": str(saved), "killed": os.WIFSIGNALED(status), "status": status}))
-
-stdout, stderr = os.dup(1), os.dup(2)
-quiet = os.open(os.devnull, os.O_WRONLY)
-fresh()
-os.dup2(quiet, 1), os.dup2(quiet, 2)
-command()  # fonts are looked for, and what was found is written down, only once
-fresh()
-started = time.perf_counter()
-with At(10**9, die) as counted:
-    command()
-seconds = time.perf_counter() - started
-sys.stdout.flush()
-os.dup2(stdout, 1), os.dup2(stderr, 2)
-numbers = range(1, counted.seen + 1)
-for at in sorted({*numbers[::few], *numbers[-2:]}):
-    how = "before" if at % 2 else "after"
-    fresh()
-    note(how, at, child(lambda: killed_at(at, how == "after")))
-for at in range(3):
-    fresh()
-    pid = child(command)
-    time.sleep(random.Random(at).uniform(0, seconds))
-    os.kill(pid, signal.SIGKILL)
-    note("timed", at, pid)
-fresh()
-note("whole", 0, child(command))
-"""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_copy(tmp_path_factory.mktemp("source") / "in")
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "full disk": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "keyboard": KeyboardInterrupt,
+}
+ARGUMENTS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
 
 
 @pytest.fixture
@@ -108,76 +41,212 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "place"
 
 
-def filled(command: list[str], source: Path, out: Path) -> list[str]:
-    return [{"IN": str(source), "OUT": str(out)}.get(word, word) for word in command]
+def filled(source: Path, out: Path) -> list[str]:
+    return [{"IN": str(source), "OUT": str(out)}.get(word, word) for word in ARGUMENTS]
 
 
-def write_old(folder: Path) -> Path:
-    for name, text in OLD.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return builtin_copy(tmp_path / "source")
 
 
-def is_old(folder: Path) -> bool:
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return names == set(OLD) and all((folder / name).read_text() == text for name, text in OLD.items())
+def same_but_for_the_clock(folder: Path) -> dict[str, str]:
+    return {name: content for name, content in digest(folder).items() if name != "tnlib_report.json"}
 
 
-def environment() -> dict[str, str]:
-    """The import path of this process, and one thread."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OPENBLAS_NUM_THREADS": "1"}
+def assert_complete(out: Path, whole: dict[str, str]) -> None:
+    assert same_but_for_the_clock(out) == whole
+    assert json.loads((out / "tnlib_report.json").read_text())["keep"] == 0.5
+    checkpoint = open_checkpoint(out)
+    assert all(np.isfinite(checkpoint.projections(layer).weights["q"]).all() for layer in range(2))
 
 
-def assert_whole(out: Path, whole: dict[str, str]) -> None:
-    """Everything that an undisturbed run writes, equal where the clock does not show."""
-    found = digest(out)
-    assert found.keys() == whole.keys()
-    for name in ("model.safetensors", "config.json"):
-        assert found[name] == whole[name]
-    report = json.loads((out / "tnlib_report.json").read_text())
-    assert report["n_after"] == n_attention(out)
-    assert (out / "tnlib_report.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
-    assert open_checkpoint(out).n_layers == 2
-    assert len(read_tensors(out)) > 3
-
-
-def test_killed(source: Path, place: Path, tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("force", mostly_slow([False, True], [True]))
+@pytest.mark.parametrize("kind", mostly_slow(["full disk", "keyboard"], ["full disk"]))
+@pytest.mark.usefixtures("without_pictures")
+def test_an_error_at_any_call_of_a_compression(
+    kind: str, force: bool, after: bool, source: Path, tmp_path: Path
+) -> None:
     untouched = digest(source)
-    old = write_old(tmp_path / "old")
-    told = [filled(COMPRESS, source, place / "out"), str(place), str(old), str(tmp_path / "kept"), 15]
-    arguments = [sys.executable, "-c", DRIVER, json.dumps(told)]
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
+    compress(source, tmp_path / "whole", keep=0.5)
+    whole = same_but_for_the_clock(tmp_path / "whole")
+    ends = []
+    for number in range(1, 300):
+        out = tmp_path / f"{number}" / "out"
+        out.parent.mkdir()
+        if force:
+            write(out, OLD)
+        with At(number, fail(ERRORS[kind]()), after=after) as at:
+            try:
+                compress(source, out, keep=0.5, force=force)
+            except (OSError, KeyboardInterrupt):
+                assert at.reached
+        ends.append(out.exists() and "config.json" in os.listdir(out))
+        if ends[-1]:
+            assert_complete(out, whole)
+        else:
+            assert not force or read(out) == OLD
+            assert force == out.exists()
+            assert beside(out) == set()
+        assert not any("partial" in name for name in beside(out))
+        shutil.rmtree(out.parent)
+        if not at.reached:
+            break
+    assert ends[-1]
+    assert 20 < ends.count(False) < 299
     assert digest(source) == untouched
 
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="deaths are those of forked processes")
+@pytest.mark.parametrize("force", [False, True])
+def test_a_kill_at_any_moment(force: bool, source: Path, tmp_path: Path) -> None:
+    """SIGKILL before and after each call that changes the disk, and at random times."""
+    untouched = digest(source)
+    base, old = tmp_path / "base", tmp_path / "old"
+    base.mkdir()
+    write(old, OLD)
+    command = [sys.executable, interruptions.__file__, str(source), str(base), str(old) if force else ""]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_env(), check=False)
+    assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    last = lines.pop()
-    assert (last["how"], last["status"]) == ("whole", 0)
-    whole = digest(Path(last["saved"]) / "out")
+
+    whole: dict[str, str] = {}
     states: dict[str, list[str]] = {"before": [], "after": [], "timed": []}
+    for line in reversed(lines):  # the last of "after" was not killed, so it says what is complete
+        saved = Path(line["saved"])
+        if not line["died"] and not whole:
+            whole = same_but_for_the_clock(saved / "out")
+    assert {"config.json", "model.safetensors", "README.md", "tnlib_report.html"} == whole.keys()
     for line in lines:
         saved = Path(line["saved"])
-        states[line["how"]].append(state := _state(saved, whole))
-        assert line["killed"] or (state == "new" and line["status"] == 0)
-        if state == "absent":
-            aside = [path for path in saved.iterdir() if path.name != "out" and is_old(path)]
-            assert len(aside) == 1, "the old folder is lost"
-    assert states["before"][0] == "old"  # in front of the first change
-    assert sum(line["killed"] for line in lines if line["how"] != "timed") >= 3
-    assert len(states["timed"]) == 3
+        out, hidden = saved / "out", [name for name in line["found"] if name != "out"]
+        assert all(name.startswith(".out.") and name.endswith((".partial", ".old")) for name in hidden)
+        if not out.exists():
+            state = "absent"
+            olds = [name for name in hidden if name.endswith(".old")]
+            assert force == bool(olds)
+            assert all(read(saved / name) == OLD for name in olds), "the old folder is lost"
+        elif force and read_names(out) == set(OLD):
+            state = "old"
+            assert read(out) == OLD
+        else:
+            state = "new"
+            assert_complete(out, whole)
+        states[line["how"]].append(state)
+
+    for how in ("before", "after"):
+        assert len(states[how]) > 20
+        start = "old" if force else "absent"
+        assert states[how][0] == start
+        assert states[how][-1] == "new"
+        order = ["old", "absent", "new"] if force else ["absent", "new"]
+        assert states[how] == sorted(states[how], key=order.index)
+        assert not force or "absent" not in states[how] or not sys.platform.startswith("linux")
+    assert len(states["timed"]) == 10
+    assert digest(source) == untouched
 
 
-def _state(saved: Path, whole: dict[str, str]) -> str:
-    out = saved / "out"
-    assert all(path.name == "out" or path.name.startswith(".out.") for path in saved.iterdir())
-    if not out.exists():
-        return "absent"
-    if is_old(out):
-        return "old"
-    assert_whole(out, whole)
-    return "new"
+def read_names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def clean_env() -> dict[str, str]:
+    """The environment with the import path of this process and one thread, so that it can be forked."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+
+
+# ------------------------------------------------------------------------------------------------ the real command
+
+COMMAND = [sys.executable, "-m", "tnlib_adapters.cli", "compress"]
+# The command, which stops in the middle of writing, says so, and goes on once there is a file named by its last word.
+# A signal at any other moment may be lost: some compiled modules drop exceptions while they are imported.
+PAUSED = """
+import sys, time
+from pathlib import Path
+from tnlib_adapters.cli import main
+from tnlib_adapters.compression.report import report_files as module
+
+go = Path(sys.argv.pop())
+
+def write_page(report, file):
+    go.with_suffix(".reached").touch()
+    while not go.exists():
+        time.sleep(0.005)
+    file.write_text("page")
+
+module.write_page = write_page
+main()
+"""
+
+
+def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Popen[str]:
+    """A running command that has written nearly everything and waits for `go`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, "compress", str(source), str(out), "--keep", "0.5", "--force", str(go)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_env(),
+        **options,
+    )
+    until = time.monotonic() + 60
+    while not go.with_suffix(".reached").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert any(name.endswith(".partial") for name in beside(out))
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing_behind(number: signal.Signals, source: Path, tmp_path: Path) -> None:
+    out, untouched = tmp_path / "place" / "out", digest(source)
+    out.parent.mkdir()
+    write(out, OLD)
+    process = paused(source, out, tmp_path / "go", preexec_fn=lambda: restore_default(number))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (1 if number == signal.SIGINT else 128 + number), errors
+    assert "Traceback" not in errors
+    assert read(out) == OLD
+    assert beside(out) == set()
+    assert digest(source) == untouched
+
+
+def test_a_closed_terminal_does_not_end_what_nohup_started(source: Path, tmp_path: Path) -> None:
+    out, go = tmp_path / "place" / "out", tmp_path / "go"
+    out.parent.mkdir()
+    process = paused(source, out, go, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    go.touch()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert open_checkpoint(out).n_layers == 2
+
+
+def test_a_disk_that_is_really_full(source: Path, tmp_path: Path) -> None:
+    """The system itself refuses to let a file grow."""
+    out, untouched = tmp_path / "place" / "out", digest(source)
+    out.parent.mkdir()
+    limit = (builtin_path() / "model.safetensors").stat().st_size // 3
+    done = subprocess.run(
+        [*COMMAND, str(source), str(out), "--keep", "0.5"],
+        capture_output=True,
+        text=True,
+        env=clean_env(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert os.strerror(errno.EFBIG) in done.stderr
+    assert list(out.parent.iterdir()) == []
+    assert digest(source) == untouched
 
 
 # --------------------------------------------------------------------------------------- what can still be said
@@ -199,15 +268,16 @@ def call(arguments: list[str], at: At) -> Any:
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.slow
 def test_a_full_disk(force: bool, source: Path, place: Path) -> None:
     """At every call that changes the disk: one sentence, and everything as it was."""
     untouched, text = digest(source), os.strerror(errno.ENOSPC)
-    arguments, failed = filled(COMPRESS, source, place / "out"), 0
+    arguments, failed = filled(source, place / "out"), 0
     for number in range(1, 200):
         shutil.rmtree(place)
         place.mkdir()
         if force:
-            write_old(place / "out")
+            write(place / "out", OLD)
         at = At(number, fail(OSError(errno.ENOSPC, text)))
         got = call(arguments, at)
         assert got.exception is None or isinstance(got.exception, SystemExit), got.exception
@@ -216,7 +286,7 @@ def test_a_full_disk(force: bool, source: Path, place: Path) -> None:
             break
         if got.exit_code == 0:  # only what clears away may fail and be passed over
             assert (place / "out").is_dir()
-            assert not is_old(place / "out")
+            assert read(place / "out") != OLD
             continue
         failed += 1
         assert got.exit_code == 2
@@ -225,7 +295,7 @@ def test_a_full_disk(force: bool, source: Path, place: Path) -> None:
         if not (place / "out").exists():
             assert not force
             assert list(place.iterdir()) == []
-        elif is_old(place / "out"):
+        elif read(place / "out") == OLD:
             assert [path.name for path in place.iterdir()] == ["out"]
     else:
         pytest.fail("the command never came to its end")
@@ -235,20 +305,22 @@ def test_a_full_disk(force: bool, source: Path, place: Path) -> None:
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.slow
 def test_an_interrupt(number: int, source: Path, place: Path) -> None:
-    write_old(place / "out")
+    write(place / "out", OLD)
     at = At(number, fail(KeyboardInterrupt()), after=True)
-    got = call(filled(COMPRESS, source, place / "out"), at)
+    got = call(filled(source, place / "out"), at)
     assert at.reached
     assert got.exit_code == 1
     assert "Abort" in got.stderr
-    assert is_old(place / "out")
+    assert read(place / "out") == OLD
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
 @pytest.mark.usefixtures("without_pictures", "default_handler")
 @pytest.mark.parametrize("error", [ImportError("initialization failed"), OSError(errno.EIO, "no file")])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, source: Path, place: Path) -> None:
     """Modules in C put an error of their own in the place of what ends them while they are being loaded."""
 
@@ -257,69 +329,26 @@ def test_an_end_that_a_library_hides(number: signal.Signals, error: Exception, s
             signal.raise_signal(number)
         raise error
 
-    write_old(place / "out")
+    write(place / "out", OLD)
     before = signal.getsignal(number)
-    got = call(filled(COMPRESS, source, place / "out"), At(2, hide, after=True))
+    got = call(filled(source, place / "out"), At(2, hide, after=True))
     assert got.exit_code == (1 if number == signal.SIGINT else 128 + number)
     assert "Error" not in got.stderr
     assert signal.getsignal(number) == before
-    assert is_old(place / "out")
+    assert read(place / "out") == OLD
     assert [path.name for path in place.iterdir()] == ["out"]
 
 
 @pytest.mark.usefixtures("without_pictures", "default_handler")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_an_end_that_a_library_swallows(number: signal.Signals, source: Path, place: Path) -> None:
     def swallow() -> None:
         with contextlib.suppress(BaseException):
             signal.raise_signal(number)
 
-    write_old(place / "out")
-    got = call(filled(COMPRESS, source, place / "out"), At(2, swallow, after=True))
+    write(place / "out", OLD)
+    got = call(filled(source, place / "out"), At(2, swallow, after=True))
     assert got.exit_code == (1 if number == signal.SIGINT else 128 + number)
-    assert is_old(place / "out")
+    assert read(place / "out") == OLD
     assert [path.name for path in place.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_polite_end(number: signal.Signals, source: Path, place: Path) -> None:
-    untouched = digest(source)
-    write_old(place / "out")
-    arguments = [sys.executable, "-m", "tnlib_adapters.cli", *filled(COMPRESS, source, place / "out")]
-    process = subprocess.Popen(
-        arguments,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        preexec_fn=lambda: restore_default(number),
-    )
-    until = time.monotonic() + 60
-    while len(list(place.iterdir())) == 1 and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.001)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == (1 if number == signal.SIGINT else 128 + number), errors
-    assert "Traceback" not in errors
-    assert is_old(place / "out")
-    assert [path.name for path in place.iterdir()] == ["out"]
-    assert digest(source) == untouched
-
-
-def test_a_disk_that_is_really_full(source: Path, place: Path) -> None:
-    """The system itself refuses to let a file grow, at several sizes."""
-    resource = pytest.importorskip("resource")
-    size = (source / "model.safetensors").stat().st_size
-    for limit in (1, 4096, size // 4):
-        done = subprocess.run(
-            [sys.executable, "-m", "tnlib_adapters.cli", *filled(COMPRESS, source, place / "out")],
-            capture_output=True,
-            text=True,
-            env=environment() | {"PYTHONDONTWRITEBYTECODE": "1"},
-            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-            check=False,
-        )
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        assert os.strerror(errno.EFBIG) in done.stderr.splitlines()[-1]
-        assert list(place.iterdir()) == []

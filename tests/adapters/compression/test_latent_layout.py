@@ -19,7 +19,6 @@ transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
 from padded_models import stated  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
@@ -32,9 +31,14 @@ from tnlib_adapters.compression.layouts.latent_norm import EPS, linear_norm  # n
 from tnlib_adapters.factors.projections import Projections, Sizes  # noqa: E402
 from tnlib_adapters.instrument.latent_attention import LatentAttention, LatentShape  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
-from transformers_models import inputs, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    inputs,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
-from benchmarks.published_latents import PAPERS, convert  # noqa: E402
+from benchmarks.smaller_models import PAPERS, convert  # noqa: E402
 from tnlib import ArgumentError  # noqa: E402
 
 SIZES = {"kv_lora_rank": 5, "qk_rope_head_dim": 4}

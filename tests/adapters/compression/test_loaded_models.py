@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressed_folders import digest
-from quick_compressions import leave_out_pictures
+from compressed_folders import digest, leave_out_pictures
 from slow_cases import mostly_slow
 from tnlib_adapters import compress, open_checkpoint
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
@@ -32,13 +31,9 @@ from tnlib_adapters.compression.report.report import (  # noqa: E402
 from tnlib_adapters.compression.terminal import show_report  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+FIT_STEPS = 5
 NAMES = ("bert", "gpt2_lm", "llama")
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_steps(monkeypatch, 5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import change_tensors
+from checkpoint_folders import change_tensors, random_folder
 from compressed_folders import Dense, dense_layers, n_attention, relative
 from oracles import refused
-from random_checkpoints import random_folder
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.methods.table import METHODS
@@ -260,12 +259,3 @@ def test_what_is_compressed_already(tmp_path: Path, without_pictures: None) -> N
         with refused(ArgumentError, "compress: ", str(small), "compressed already"):
             compress(small, tmp_path / "smaller", keep=0.25, method=method)
     assert not (tmp_path / "smaller").exists()
-
-
-def test_progress_counts_up_to_the_end() -> None:
-    seen: list[tuple[str, int, int]] = []
-    factorise(open_checkpoint(builtin_path()), "heads", lambda *step: seen.append(step)).plan(
-        0.5, lambda *step: seen.append(step)
-    )
-    for stage in ("factorising", "choosing factors"):
-        assert [step[1:] for step in seen if step[0] == stage] == [(0, 2), (1, 2), (2, 2)]

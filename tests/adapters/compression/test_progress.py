@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tnlib_adapters
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
 from tnlib_adapters.compression.request import Stage
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from compressed_folders import digest, read_tensors
+from compressed_folders import digest, few_steps, leave_out_pictures, read_tensors
 from oracles import refused
-from quick_compressions import few_steps, leave_out_pictures
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -24,7 +23,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
@@ -37,9 +35,20 @@ from tnlib_adapters.instrument.layer_fit import FitStreams  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import BertConfig, BertModel  # noqa: E402
-from transformers_models import BERT_SIZES, inputs, loaded_like, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402  # noqa: E402
+    BERT_SIZES,
+    inputs,
+    loaded_like,
+    made_up_text,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
 from tnlib import ArgumentError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+FIT_STEPS = 4
 
 Compressed = Callable[..., tuple[Report, Path]]
 WHAT = ("attention", "mlp", "all")
@@ -83,11 +92,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 parameter.data = parameter.data.float()
         made[name] = save_with_tokenizer(model, tmp_path_factory.mktemp(f"mixed-{name}"))
     return made
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
-    few_steps(monkeypatch, 4)
 
 
 def stored_bits(source: Path, out: Path, what: str) -> float:

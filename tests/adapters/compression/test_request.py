@@ -1,17 +1,33 @@
-"""What is asked of a compression: kept as it was asked, or refused before a file is opened."""
+"""Options of a compression, kept as stated or refused before a file is opened; budgets of errors and products."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import math
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import dataclasses
+import inspect
+import itertools
+import math
+
+import numpy as np
+import pytest
+from checkpoint_folders import random_folder
+from click.testing import CliRunner
+from compressed_folders import n_attention
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracles import refused
-from random_checkpoints import random_folder
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
+from tnlib_adapters.compression.allocate import lost_by
+from tnlib_adapters.compression.methods.components import components
+from tnlib_adapters.compression.methods.factorisation import Factorisation
+from tnlib_adapters.compression.methods.other_matrices import Matrix
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.request import STORES, WHAT, Request
@@ -118,3 +134,177 @@ def test_a_text_needs_a_tokenizer(method: str, tmp_path: Path) -> None:
         size = {"bits": 4} if BY_TEXT[method].in_bits else {"keep": 0.5}
         compress(builtin_path(), tmp_path / "out", method=method, calibrate=tmp_path / "text.txt", **size)
     assert not (tmp_path / "out").exists()
+
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+METHODS = ("heads", "matrix", "ttm", "tucker")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return random_folder(tmp_path / "in", d=24, n_heads=4, n_layers=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_predicted_is_measured(method: str, source: Path, tmp_path: Path) -> None:
+    for name, folder in (("bert", source), ("builtin", builtin_path())):
+        report = compress(folder, tmp_path / name, keep=0.5, method=method)
+        assert report.measure == "relative error"
+        assert report.predicted is not None
+        assert report.measured == pytest.approx(report.predicted, rel=1e-3)
+        assert 0 < report.measured < 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_curve_falls_and_passes_what_was_chosen(method: str, tmp_path: Path) -> None:
+    report = compress(builtin_path(), tmp_path / "out", keep=0.5, method=method)
+    kept, errors = report.curve["kept"], report.curve["predicted"]
+    assert len(kept) == len(errors) > 5
+    assert all(a < b for a, b in itertools.pairwise(kept))
+    assert all(a >= b for a, b in itertools.pairwise(errors))
+    assert kept[-1] <= 1
+    assert report.predicted is not None
+    above, below = (
+        [e for k, e in zip(kept, errors, strict=True) if k < report.kept - 0.02],
+        [e for k, e in zip(kept, errors, strict=True) if k > report.kept + 0.02],
+    )
+    assert min(above) > report.predicted > max(below)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("allowed", [0.6, 0.2, 0.02])
+def test_the_smallest_size_within_an_error(method: str, allowed: float, tmp_path: Path) -> None:
+    report = compress(builtin_path(), tmp_path / "out", max_error=allowed, method=method)
+    assert (report.keep, report.max_error) == (None, allowed)
+    assert report.predicted is not None
+    assert report.measured is not None
+    assert report.predicted <= allowed
+    assert report.measured <= allowed * (1 + 1e-3)
+    assert n_attention(tmp_path / "out") == report.n_after
+    smaller = [
+        e for k, e in zip(report.curve["kept"], report.curve["predicted"], strict=True) if k < report.kept - 0.02
+    ]
+    assert all(error > allowed for error in smaller), "fewer numbers would have done"
+
+
+def test_no_error_at_all_keeps_what_there_is(source: Path, tmp_path: Path) -> None:
+    report = compress(source, tmp_path / "out", max_error=0, method="matrix")
+    assert report.kept == 1
+    assert report.measured == 0
+
+
+def test_a_budget_caps_an_error(tmp_path: Path) -> None:
+    loose = compress(builtin_path(), tmp_path / "loose", max_error=0.3)
+    both = compress(builtin_path(), tmp_path / "both", max_error=0.3, keep=0.9)
+    assert both.n_after == loose.n_after
+    assert both.keep == 0.9
+    with refused(ArgumentError, "max_error=0.3 is reached by no allocation within 0.1", "the least is 0.", "keep more"):
+        compress(builtin_path(), tmp_path / "out", max_error=0.3, keep=0.1)
+    with refused(ArgumentError, "max_error=0.3 is reached by no allocation", "none fits at all"):
+        compress(builtin_path(), tmp_path / "out", max_error=0.3, keep=0.001, method="matrix")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", True, 1j])
+def test_errors_that_are_none(value: Any, tmp_path: Path) -> None:
+    with refused(ArgumentError, "compress: max_error must be a number from 0 on", repr(value)):
+        compress(builtin_path(), tmp_path / "out", max_error=value)
+
+
+def test_neither_nor(tmp_path: Path) -> None:
+    with refused(ArgumentError, "keep or max_error must be given"):
+        compress(builtin_path(), tmp_path / "out")
+
+
+def test_a_method_that_cannot_tell_says_so(tmp_path: Path) -> None:
+    with refused(ArgumentError, "max_error cannot be met by method 'cp'"):
+        compress(builtin_path(), tmp_path / "out", max_error=0.3, method="cp")
+    report = compress(builtin_path(), tmp_path / "out", keep=0.1, method="cp")
+    assert report.predicted is None
+    assert report.measured is not None
+    assert report.curve == {"kept": [], "predicted": []}
+
+
+SHAPES = {"square": (12, 12), "wide": (10, 24), "table": (60, 8)}
+
+
+def factorisation(seed: int) -> Factorisation:
+    """Matrices of falling singular values; the last is only looked up."""
+    rng, parts = np.random.default_rng(seed), {}
+    for name, (m, n) in SHAPES.items():
+        k = min(m, n)
+        weight = rng.standard_normal((m, k)) * 0.7 ** np.arange(k) @ rng.standard_normal((k, n))
+        is_table = name == "table"
+        parts[name] = Matrix(name, weight, 0, components(weight), gauged=not is_table, looked_up=is_table)
+    return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()))
+
+
+def multiplications(name: str, rank: int | None) -> int:
+    m, n = SHAPES[name]
+    if name == "table":
+        return 0 if rank is None else rank * n
+    return m * n if rank is None else min(rank * (m + n), m * n)
+
+
+@given(st.floats(0.1, 1.0), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=30)
+def test_both_budgets_are_met(keep: float, flops: float, seed: int) -> None:
+    whole = factorisation(seed)
+    plan = whole.plan_of(whole.choose(keep, flops))
+    ranks = {
+        name: None if own[0].kind == "dense" else own[0].arrays["right"].shape[0] for name, own in plan.matrices.items()
+    }
+    before, after = plan.flops or (0, 0)
+    assert after == sum(multiplications(name, rank) for name, rank in ranks.items())
+    assert before == sum(multiplications(name, None) for name in ranks)
+    assert after <= flops * before
+    assert plan.n_after <= keep * plan.n_before
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6])
+def test_the_loss_falls_with_either_budget(keep: float) -> None:
+    whole = factorisation(0)
+    curves = [curve for part in whole.parts.values() for curve in part.curves]
+    losses = [lost_by(curves, whole.choose(keep, flops)) for flops in (0.2, 0.5, 1.0)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] <= (1 + 1e-12) * lost_by(curves, whole.choose(keep))
+    assert lost_by(curves, whole.choose(0.9, 0.5)) <= losses[1]
+
+
+def test_numbers_that_are_left_over_go_to_the_table() -> None:
+    whole = factorisation(1)
+    free, limited = whole.plan_of(whole.choose(0.5)), whole.plan_of(whole.choose(0.5, 0.3))
+    assert limited.numbers["table"] > free.numbers["table"]
+    assert limited.numbers["wide"] < free.numbers["wide"]
+
+
+def ranks_and_shapes(folder: Path) -> list[tuple[int, int, int]]:
+    """Rank, inputs and outputs of all factored linear layers, from config.json."""
+    section = json.loads((folder / "config.json").read_text())["quantization_config"]
+    described = [entry for layer in section["layers"] for entry in layer]
+    described += [entry for name, entry in section["modules"].items() if "embeddings" not in name]
+    shapes = [entry["shapes"] for entry in described if entry["kind"] == "interpolative"]
+    return [(s["right"][0], s["left"][0] + s["right"][0], s["right"][1]) for s in shapes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"keep": 0.5, "flops": 0.3}, {"flops": 0.3}], ids=str)
+def test_a_model_is_within_its_budget(
+    options: dict[str, Any], folders: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    report = compress(folders["bert"], tmp_path / "out", what="all", calibrate=text, **options)
+    assert report.flops["after"] <= 0.3 * report.flops["before"]
+    assert report.n_after <= options.get("keep", 1.0) * report.n_before
+    layers = ranks_and_shapes(tmp_path / "out")
+    assert len(layers) == 18  # six weights in three layers: none stays dense
+    table = next(matrix for matrix in report.matrices if matrix.role == "embedding")
+    looked_up = 0 if table.kind == "dense" else table.n_after // (50 + 24) * 24
+    assert report.flops["after"] == sum(r * (m + n) for r, m, n in layers) + looked_up
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_multiplications(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    command = ["compress", str(folders["bert"]), str(tmp_path / "out"), "--calibrate", str(text), "--flops", "0.5"]
+    result = CliRunner().invoke(cli.main, command)
+    assert result.exit_code == 0, result.output
+    assert "multiplications per token" in result.stdout

@@ -18,15 +18,19 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
+from compressed_folders import PAGE as WRITE_PAGE  # noqa: E402
 from padded_models import padded, planes_of, stated  # noqa: E402
-from quick_compressions import PAGE as WRITE_PAGE  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
-from transformers_models import inputs, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    inputs,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError  # noqa: E402
 

@@ -11,14 +11,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from quick_compressions import few_steps  # noqa: E402
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
-from tnlib_adapters.compression.methods import device_components, other_matrices  # noqa: E402
+from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
+from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +30,6 @@ def folders(tmp_path_factory):
             next(model.parameters())[3, 0] += k
         found.append(save_with_tokenizer(model, tmp_path_factory.mktemp(f"seen_{k}")))
     return found
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch, without_pictures):
-    few_steps(monkeypatch, 2)
 
 
 @pytest.fixture
@@ -220,7 +215,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, 
     def decompose_again(*_):
         raise AssertionError("the components are saved")
 
-    monkeypatch.setattr(device_components, "components", decompose_again)
+    monkeypatch.setattr(components, "components", decompose_again)
     monkeypatch.setattr(other_matrices, "table_components", decompose_again)
     with pytest.raises(KeyboardInterrupt):  # killed a second time, before anything more is done
         run("again", tmp_path / "two", last, **size)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -17,7 +16,6 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402
 from checkpoint_folders import change_config, change_tensors  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
@@ -34,18 +32,19 @@ from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
-from transformers_models import inputs, loaded_like, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    inputs,
+    loaded_like,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 TIED = ("gpt2_lm", "gemma", "opt_narrow", "falcon")
 UNTIED = ("llama", "gptj", "gpt_neox")  # the second has a bias, the third has another name in memory
 ROLES = {name: ["embedding and unembedding"] for name in TIED} | {name: ["embedding", "unembedding"] for name in UNTIED}
 ROLES |= {"t5_encoder": ["embedding"]}  # which several modules hold
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_steps(monkeypatch, 2)
 
 
 def close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
@@ -258,8 +257,7 @@ def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.Monke
     weight, p = rng.standard_normal((50, 6)).astype(np.float32), rng.standard_normal((90, 6))
     counts, slopes = rng.integers(0, 9, 50).astype(np.float32), (p.T @ p).astype(np.float32)
     small, looked_up = components(weight, counts, slopes), moments_of_rows(weight, counts)
-    monkeypatch.setattr(components_module, "_LARGE_TABLE", 1)
-    monkeypatch.setattr(components_module, "_ROWS", 7)
+    monkeypatch.setattr(components_module, "LARGE_TABLE", 1)
     large = components(weight, counts, slopes)
     assert large.left.dtype == large.right.dtype == np.float32
     np.testing.assert_allclose(moments_of_rows(weight, counts), looked_up, rtol=1e-5)

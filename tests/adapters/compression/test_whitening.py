@@ -16,7 +16,6 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters
 import tnlib_adapters.transformers_plugin  # registers the layout
 from oracles import refused
-from running_models import made_up_text
 from tnlib_adapters import evaluate, open_checkpoint
 from tnlib_adapters.compression.calibration.whitening import Whitened, inputs_of_text
 from tnlib_adapters.compression.methods.components import Inputs
@@ -24,6 +23,7 @@ from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import Projections, Sizes
+from transformers_models import made_up_text
 
 from tnlib import ArgumentError
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
@@ -16,23 +15,24 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
 from oracles import refused  # noqa: E402
-from running_models import save_with_tokenizer  # noqa: E402
 from tnlib_adapters import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
-from transformers_models import MODELS, inputs, loaded_like, outputs, random_model  # noqa: E402
+from transformers_models import (  # noqa: E402
+    MODELS,
+    inputs,
+    loaded_like,
+    outputs,
+    random_model,
+    save_with_tokenizer,
+)
 
 from tnlib import ArgumentError  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 LEFT_OUT = ("vit", "qwen2", "qwen2_window")  # no text; a tokenizer of its own kind, to which made-up words are nothing
 EXPERTS = ("mixtral", "qwen3_moe", "qwen3_moe_normalised")  # which are not compressed
 EXPERTS += ("deepseek_v2_experts", "deepseek_v2_groups", "deepseek_v3_experts")
 DECODERS = ("t5", "t5_untied")  # behind an encoder: models of two texts
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_steps(monkeypatch, 2)
 
 
 def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
@@ -20,7 +20,6 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
-from running_models import made_up_text  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
@@ -31,16 +30,13 @@ from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("without_pictures")
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+FIT_STEPS = 3
 NAMES = ("bert", "gpt2_lm", "llama", "phi3")
-
-
-@pytest.fixture(autouse=True)
-def fit_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_steps(monkeypatch, 3)
 
 
 def counted(folder: Path, names: list[str]) -> int:

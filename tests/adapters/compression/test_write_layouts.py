@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import INDEX, WEIGHTS
+from checkpoint_folders import INDEX, WEIGHTS, random_folder, representable, tensor_file
 from compressed_folders import (
     attention_tensors,
     dense_layers,
@@ -18,7 +18,6 @@ from compressed_folders import (
     read_tensors,
 )
 from oracles import refused
-from random_checkpoints import random_folder, representable, tensor_file
 from tnlib_adapters import compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 

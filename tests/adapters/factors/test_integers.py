@@ -18,7 +18,6 @@ from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.report.report import summarise
-from tnlib_adapters.factors.config_section import descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
 from tnlib_adapters.factors.integers import (
     BITS,
@@ -243,71 +242,6 @@ def test_a_description_reads_what_it_wrote(bits: int) -> None:
     entry = description.to_json()
     assert ("scales" in entry) == (bits == 8)
     assert ("integers" in entry) == (bits < 8)
-
-
-INT8 = {  # entries of int8 folders as they were written before there were fewer bits
-    "ttm": {
-        "kind": "ttm",
-        "of": "q",
-        "shapes": {"core0": [1, 2, 3, 4], "core1": [4, 6, 4, 1], "bias": [12]},
-        "ranks": [],
-        "scales": {"core0": [1, 1, 1, 4], "core1": [4, 1, 1, 1]},
-    },
-    "tucker": {
-        "kind": "tucker",
-        "of": "qkvo",
-        "shapes": {"core": [2, 3, 5, 4], "factor0": [4, 2], "factor1": [3, 3], "factor2": [12, 5], "factor3": [4, 4]},
-        "ranks": [],
-        "scales": {"core": [1, 1, 5, 1], "factor0": [1, 2], "factor1": [1, 3], "factor2": [1, 5], "factor3": [1, 4]},
-    },
-    "cp": {
-        "kind": "cp",
-        "of": "qkvo",
-        "shapes": {"weights": [2], "factor0": [4, 2], "factor1": [3, 2], "factor2": [12, 2], "factor3": [4, 2]},
-        "ranks": [],
-        "scales": {f"factor{k}": [1, 2] for k in range(4)},
-    },
-    "stack": {
-        "kind": "stack",
-        "of": "qkvo",
-        "shapes": {"stack": [4, 3, 12, 4]},
-        "ranks": [],
-        "scales": {"stack": [1, 1, 12, 1]},
-    },
-    "heads": {
-        "kind": "heads",
-        "of": "qk",
-        "shapes": {"left": [13, 5], "right": [5, 13]},
-        "ranks": [2, 3, 0],
-        "scales": {"left": [1, 5], "right": [5, 1]},
-    },
-}
-
-
-@pytest.mark.parametrize("kind", INT8)
-def test_earlier_int8_entries_read_and_write_as_before(kind: str) -> None:
-    entry = INT8[kind]
-    section = {"quant_method": "tnlib", "version": 1, "layers": [[entry]]}
-    (description,) = descriptions({"quantization_config": section}, ["attention"]) or []
-    assert description.to_json() == entry
-    rng, stored = np.random.default_rng(9), {}
-    for part, shape in entry["shapes"].items():
-        if part in entry["scales"]:
-            stored[part] = rng.integers(-127, 128, shape, dtype=np.int8)
-            stored[f"{part}_scale"] = rng.random(entry["scales"][part], dtype=np.float32)
-        else:
-            stored[part] = rng.random(shape, dtype=np.float32)
-    matrix = description.read(stored.__getitem__)
-    for part, values in matrix.arrays.items():
-        wanted = stored[part] * stored[f"{part}_scale"] if part in entry["scales"] else stored[part]
-        np.testing.assert_array_equal(values, wanted)
-    written = matrix.parts()
-    assert {name: part.dtype for name, part in written.items()} == {
-        name: None if name not in entry["scales"] and "_scale" not in name else "F32" if "_scale" in name else "I8"
-        for name in stored
-    }
-    for name, part in written.items():
-        np.testing.assert_array_equal(part.values, stored[name])
 
 
 @pytest.mark.parametrize("method", METHODS)

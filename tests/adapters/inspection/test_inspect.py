@@ -20,13 +20,12 @@ from oracles import normal
 from slow_cases import mostly_slow
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.findings import findings
-from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
-from tnlib_adapters.inspection.inspect import page_of
-from tnlib_adapters.inspection.measure import n_shown
-from tnlib_adapters.inspection.tokens import Tokens, read_tokens
+from tnlib_adapters.inspection.head_measurements import gauge_report
+from tnlib_adapters.inspection.inspect import findings, page_of
+from tnlib_adapters.inspection.measure import TokenSequence, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
 
 import tnlib
@@ -172,7 +171,7 @@ NASTY = ("<script>alert('&')</script>", "&amp;", "$x_1^", '"', "\N{CJK UNIFIED I
 
 @pytest.mark.slow
 def test_tokens_with_markup_stay_text(builtin: Any) -> None:
-    tokens = Tokens(builtin.tokens.ids[:8], NASTY, cut=True)
+    tokens = TokenSequence(builtin.tokens.ids[:8], NASTY, cut=True)
     few = tuple(of_layer[:, :8, :8] for of_layer in builtin.patterns)
     page = page_of(dataclasses.replace(builtin, tokens=tokens, patterns=few), quiet)
     check_page(page, scripts=1)
@@ -297,10 +296,10 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
     saved: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = (
-        "measure._MOST_WORK",
-        "measure._MOST_NUMBERS",
-        "head_measurements._MOST_COPIED",
-        "head_measurements._MOST_WORK",
+        "measure.MOST_WORK",
+        "measure.MOST_NUMBERS",
+        "head_measurements.MOST_COPIED",
+        "head_measurements.MOST_WORK",
     )
     for name in names:
         monkeypatch.setattr(f"tnlib_adapters.inspection.{name}", 1.0)
@@ -318,7 +317,7 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
         assert any(said in note for note in quick.notes)
         assert said in page.text
 
-    monkeypatch.setattr("tnlib_adapters.inspection.sections._MOST_PANELS", 4)
+    monkeypatch.setattr("tnlib_adapters.inspection.sections.MOST_PANELS", 4)
     seen = inspect(source, tmp_path / "seen", text="3 4 5 3 4 5")
     assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
     patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]

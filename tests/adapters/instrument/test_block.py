@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from running_models import made_up_text  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import with_bias_row  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument.block import Block, FactoredMap, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
 
 
 def halved(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

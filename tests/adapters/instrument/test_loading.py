@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_folders import WEIGHTS, change_config
-from running_models import save_with_tokenizer
 from safetensors.torch import load_file, save_file
 from tnlib_adapters import builtin_path, compress, evaluate, inspect, open_checkpoint
 from tnlib_adapters.instrument.running_model import open_running
+from transformers_models import save_with_tokenizer
 
 from tnlib import FileFormatError
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compressed_folders import few_steps
 from oracles import assert_close
-from quick_compressions import few_steps
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick_compressions import few_steps
+from compressed_folders import few_steps
 from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")

@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressed_folders import attention_tensors, read_config, read_tensors
+from compressed_folders import attention_tensors, few_steps, leave_out_pictures, read_config, read_tensors
 from oracles import assert_close, refused
-from quick_compressions import few_steps, leave_out_pictures
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from running_models import made_up_text, save_with_tokenizer  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
-from transformers_models import quiet, random_model  # noqa: E402
+from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
 from tnlib import FileFormatError  # noqa: E402
 

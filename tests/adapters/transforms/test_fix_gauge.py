@@ -10,7 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from attention_layers import ARRAYS
-from head_gauges import assert_equal_layers, invertible, other_gauge
+from gauge_changes import assert_equal_layers, other_gauge, well_conditioned
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, normal, refused
@@ -280,9 +280,9 @@ def test_frequencies_that_occur_twice_and_planes_that_stand_still(pairs: bool) -
     still = np.array([a[3], b[3], 8])
     assert not fixed.b_K[:, still].any()
     g = np.zeros((9, 9))
-    g[np.ix_(still, still)] = invertible(3, rng)
+    g[np.ix_(still, still)] = well_conditioned(3, rng)
     z = np.zeros((3, 3), complex)
-    z[0, 0], z[1:, 1:] = 2j, invertible(2, rng) + 1j * invertible(2, rng)
+    z[0, 0], z[1:, 1:] = 2j, well_conditioned(2, rng) + 1j * well_conditioned(2, rng)
     for rows, columns, block in ((a, a, z.real), (a, b, z.imag), (b, a, -z.imag), (b, b, z.real)):
         g[np.ix_(rows[:3], columns[:3])] = block
     k = np.linalg.inv(g).T

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-from head_gauges import assert_equal_layers, in_other_gauge
+from gauge_changes import assert_equal_layers, in_other_gauge
 from oracles import assert_close, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import (

@@ -6,8 +6,8 @@ import numpy as np
 import oracles
 import pytest
 import threadpoolctl
+from format_cases import SPECTRA
 from slow_cases import mostly_slow
-from spectra import SPECTRA
 
 from tnlib.linalg.gram import KERNEL_WORK
 from tnlib.linalg.gram_svd import LeftSVD, left_svd

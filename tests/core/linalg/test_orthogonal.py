@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import oracles
 import pytest
-from spectra import SPECTRA
+from format_cases import SPECTRA
 
 from tnlib.linalg.orthogonal import (
     complete_columns,

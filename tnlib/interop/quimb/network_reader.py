@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar, overload
@@ -305,13 +306,16 @@ class NetworkReader:
         self.arrays = as_arrays(function, tn)
         self.inds = [tuple(tensor.inds) for tensor in tn]
         self.tags = [frozenset(tensor.tags) for tensor in tn]
+        self.owners: defaultdict[str, set[int]] = defaultdict(set)  # numbers of the tensors with an index
+        for k, i in ((k, i) for k, inds in enumerate(self.inds) for i in inds):
+            self.owners[i].add(k)
 
     def tensor_with(self, *legs: str) -> int:
         """Return the tensor that has all of these open indices."""
-        numbers = [k for k, inds in enumerate(self.inds) if set(legs) <= set(inds)]
+        numbers = set.intersection(*(self.owners[leg] for leg in legs))
         if len(numbers) != 1:
             self.refuse(f"indices {' and '.join(legs)} in {len(numbers)} tensors")
-        return numbers[0]
+        return numbers.pop()
 
     def tensors_with(self, groups: Sequence[Indices]) -> list[int]:
         """Return a tensor per group of open indices, all of them different."""
@@ -322,7 +326,7 @@ class NetworkReader:
 
     def remaining(self, known: Collection[int], count: int) -> list[int]:
         """Return the `count` tensors that are not in `known`."""
-        numbers = [k for k in range(len(self.inds)) if k not in known]
+        numbers = sorted(set(range(len(self.inds))) - set(known))
         if len(numbers) != count:
             self.refuse(f"{len(self.inds)} tensors instead of {len(known) + count}")
         return numbers
@@ -336,8 +340,9 @@ class NetworkReader:
         order = [i for group in groups for i in group]
         if sorted(order) != sorted(self.inds[k]):
             self.refuse(f"a tensor with indices {', '.join(self.inds[k]) or 'none'} where {', '.join(order)} are due")
-        transposed = self.arrays[k].transpose([self.inds[k].index(i) for i in order])
-        return transposed.reshape([math.prod(self.tn.ind_size(i) for i in group) for group in groups])
+        a = self.arrays[k].transpose([self.inds[k].index(i) for i in order])
+        size = dict(zip(order, a.shape, strict=True))
+        return a.reshape([math.prod(size[i] for i in group) for group in groups])
 
     def scaled(self, a: Array) -> Array:
         """Return `a` times 10**exponent of the network."""

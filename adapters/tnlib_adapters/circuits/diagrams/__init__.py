@@ -1,7 +1,1 @@
-"""Tensor network diagrams of heads, layers and models."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Tensor network diagrams, heat maps and interactive pictures of heads, layers and models."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.circuits.attribution.query_key_attributions import PairAttribution
-from tnlib_adapters.circuits.composition.head_pairs import Compositions
+from tnlib_adapters.circuits.composition.composition_scores import Compositions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

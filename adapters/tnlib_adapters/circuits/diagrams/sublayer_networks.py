@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
-
-from tnlib._typing import Array
 from tnlib.drawing import Leg, Node
 from tnlib.drawing.diagram import Point
 from tnlib_adapters.architectures.wiring import FeedForwardWiring
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.softmax import soft_capped
-from tnlib_adapters.circuits.diagrams.heads import softmax_label
-from tnlib_adapters.reference.layers import Affine, FeedForward
+from tnlib_adapters.circuits.diagrams.attention_diagrams import softmax_label
 
 Port: TypeAlias = tuple[int, int | None]  # number of a node and axis of its array
 Stream: TypeAlias = tuple[Port, Port]  # position and stream
@@ -27,24 +22,20 @@ _LETTER = 0.085  # width of a letter of a function
 
 
 @dataclass
-class Network:
-    """Nodes and legs in the order in which they are added, and the values of the nodes by label if they are loaded.
+class DiagramBuilder:
+    """Nodes and legs in the order in which they are added, functions after what they read.
 
-    Functions are added after what they read. `n` is the sequence length, None if open, `d` the width of the stream.
+    `n` is the sequence length, None if open, `d` the width of the stream.
     """
 
     n: int | None
     d: int
-    is_loaded: bool
     nodes: list[Node] = field(default_factory=list)
     legs: list[Leg] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, kind: str, label: str, x: float, y: float, value: Any = None) -> int:
+    def add(self, kind: str, label: str, x: float, y: float) -> int:
         """Add a node at (x, y) and return its number."""
         self.nodes.append(Node(kind, label, (x, y)))
-        if self.is_loaded and value is not None:
-            self.values[label] = value
         return len(self.nodes) - 1
 
     def join(self, a: Port, b: Port, name: str = "", size: int | None = None, via: Sequence[Point] = ()) -> None:
@@ -63,9 +54,9 @@ class Network:
         self.join(x[0], (node, 0), via=beside)
         self.join(x[1], (node, 1), size=size, via=via)
 
-    def on_stream(self, label: str, x: Stream, y: float, value: Any = None, column: float = 0.0) -> Stream:
+    def on_stream(self, label: str, x: Stream, y: float, column: float = 0.0) -> Stream:
         """Return the stream behind a function of it."""
-        node = self.add("function", label, column, y, value)
+        node = self.add("function", label, column, y)
         self.pair(x, node, self.d)
         return (node, 0), (node, 1)
 
@@ -92,11 +83,11 @@ class Network:
         column, y = at
         if not biased:
             return x, self.d, column
-        return self.on_stream("[x, 1]", x, y, _with_one, column), self.d + 1, column + 1.2
+        return self.on_stream("[x, 1]", x, y, column), self.d + 1, column + 1.2
 
 
 def draw_feed_forward(
-    network: Network, k: int, wiring: FeedForwardWiring, d_ff: int, layer: FeedForward | None, x: Stream, at: Point
+    network: DiagramBuilder, k: int, wiring: FeedForwardWiring, d_ff: int, x: Stream, at: Point
 ) -> tuple[int, Line]:
     """Draw a feed-forward layer, what the activation reads on top; return the output matrix and the positions."""
     column, top = at
@@ -105,13 +96,12 @@ def draw_feed_forward(
     mark = f"$^{{{k}}}"
     name = str(wiring.activation or wiring.activation_key)
     up = f"W{mark}_↑$" + (f"\nb{mark}_↑$" if biased else "")
-    up_weight = layer and _with_bias(layer.up, biased)
     act_x = column + 1.6 + _LETTER * len(name) + (STEP - 0.5) * (wiring.gate is not None)
     end_x = act_x + 0.8 + _LETTER / 2 * len(name)
     if wiring.gate is None:
-        weight = network.add("matrix", up, column + 0.5, top, up_weight)
-        act = network.add("function", name, act_x, top, layer and layer.activation)
-        down = network.add("matrix", f"W{mark}_↓$", column + 0.5, top - 1.6, layer and layer.down.weight)
+        weight = network.add("matrix", up, column + 0.5, top)
+        act = network.add("function", name, act_x, top)
+        down = network.add("matrix", f"W{mark}_↓$", column + 0.5, top - 1.6)
         start = network.nodes[x[0][0]].position[0]
         network.join(x[0], (act, 0), via=[(start, top + _NEAR), (act_x, top + _NEAR)])
         network.join(x[1], (weight, 0), "", size)
@@ -119,12 +109,12 @@ def draw_feed_forward(
         network.join((act, 1), (down, 0), "", d_ff, [(act_x, top - 1.6)])
         return down, ((act, 0), [(end_x, top), (end_x, top - 2.0)])
     copies = network.copies(x, (column, top), size)
-    gate = network.add("matrix", f"gate{mark}$", column + STEP, top, layer and _with_bias(layer.gate, biased))
-    act = network.add("function", name, act_x, top, layer and layer.activation)
-    weight = network.add("matrix", up, column + STEP, top - 1.2, up_weight)
+    gate = network.add("matrix", f"gate{mark}$", column + STEP, top)
+    act = network.add("function", name, act_x, top)
+    weight = network.add("matrix", up, column + STEP, top - 1.2)
     product = network.add("delta", "", act_x, top - 1.2)
     positions = network.add("delta", "", end_x, top)
-    down = network.add("matrix", f"W{mark}_↓$", column + STEP, top - 2.6, layer and layer.down.weight)
+    down = network.add("matrix", f"W{mark}_↓$", column + STEP, top - 2.6)
     network.join(copies[0][0], (act, 0), via=[(column, top + _NEAR), (act_x, top + _NEAR)])
     network.join(copies[0][1], (gate, 0), "", size)
     network.join((gate, 1), (act, 1), "d_ff", d_ff)
@@ -145,7 +135,7 @@ class AttentionNetwork:
     stream.
     """
 
-    def __init__(self, network: Network, k: int, layer: Attention, x: Stream, at: Point) -> None:
+    def __init__(self, network: DiagramBuilder, k: int, layer: Attention, x: Stream, at: Point) -> None:
         self.network, self.layer, self.mark = network, layer, f"$^{{{k}}}"
         self.biased = any(bias is not None for bias in (layer.b_Q, layer.b_K, layer.b_V))
         x, self.size, self.left = network.homogeneous(x, self.biased, at)
@@ -158,11 +148,8 @@ class AttentionNetwork:
         self.cross_x = self.weight_x + 1.2 + 1.2 * has_latent + 1.3 * has_norm  # where queries and keys meet
         self.joint_x, self.hub_x = self.cross_x + 0.75, self.cross_x + 1.4
         self.hub = network.add("delta", "", self.hub_x, self.middle)
-        if layer.rotary is None:
-            self.meeting = network.add("text", "", self.cross_x, self.middle)
-        else:
-            rotations = _rotations(layer, network.n or 1) if network.is_loaded else None
-            self.meeting = network.add("matrix", f"R{self.mark}$", self.cross_x, self.middle, rotations)
+        kind, label = ("text", "") if layer.rotary is None else ("matrix", f"R{self.mark}$")
+        self.meeting = network.add(kind, label, self.cross_x, self.middle)
 
     def draw(self) -> tuple[int, Line]:
         """Draw the layer; return the output matrix and the line of the positions."""
@@ -171,7 +158,7 @@ class AttentionNetwork:
         label = softmax_label(layer).replace("softmax(", f"softmax{self.mark}$\n(").replace(") over", ")\nover")
         half = 0.15 + _LETTER / 2 * max(map(len, label.split("\n")))
         x = self.hub_x + 0.8 + half
-        pattern = network.add("function", label, x, self.middle, _pattern(layer))
+        pattern = network.add("function", label, x, self.middle)
         network.join((self.hub, None), (pattern, 0))
         for axis, (letter, (port, line)) in enumerate((("Q", queries), ("K", keys)), 1):
             far = self._lines(letter)[1]
@@ -200,8 +187,7 @@ class AttentionNetwork:
         heads_line = [(x, near)]
         if layer.head_norm is not None:
             x += 1.3
-            function = layer.head_norm.keys if axis else layer.head_norm.queries
-            norm = network.add("function", f"norm{self.mark}_{letter}$", x, row, function)
+            norm = network.add("function", f"norm{self.mark}_{letter}$", x, row)
             network.join(position, (norm, 0), via=[*line, (x - 0.12, far), (x - 0.12, row)])
             network.join(heads, (norm, 1), "", heads_size, [*heads_line, (x - 0.12, near), (x - 0.12, row)])
             network.join(columns, (norm, 2), "", layer.d_head)
@@ -229,7 +215,7 @@ class AttentionNetwork:
         network, layer, row, x = self.network, self.layer, self.rows["V"], self.weight_x
         lane, source_y = self.left - 0.2, row + 0.7
         weight = self._add_weight("V")
-        output = network.add("matrix", f"W{self.mark}_O$", x, row - 1.6, layer.W_O)
+        output = network.add("matrix", f"W{self.mark}_O$", x, row - 1.6)
         hub = network.add("delta", "", x + STEP, row - 0.8)
         network.join(self.copies[2][1], (weight, 1), "", self.size, [(self.left, row)])
         source = network.add("text" if layer.latent_norm is None else "delta", "", self.cross_x, source_y)
@@ -253,11 +239,9 @@ class AttentionNetwork:
 
     def _add_weight(self, letter: str) -> int:
         """Add a projection, with its bias as one more row of the stream."""
-        weight, bias = getattr(self.layer, f"W_{letter}"), getattr(self.layer, f"b_{letter}")
+        bias = getattr(self.layer, f"b_{letter}")
         label = f"W{self.mark}_{letter}$" + ("" if bias is None else f"\nb{self.mark}_{letter}$")
-        if self.biased and self.network.is_loaded:
-            weight = self.layer.with_bias(letter)
-        return self.network.add("matrix", label, self.weight_x, self.rows[letter], weight)
+        return self.network.add("matrix", label, self.weight_x, self.rows[letter])
 
     def _shared(self, letter: str, heads: Port, line: list[Point], at: Point) -> Line:
         """Return the line of query heads; that of fewer key heads leads through G."""
@@ -265,60 +249,16 @@ class AttentionNetwork:
         count = layer.group_size
         if count == 1 or letter == "Q":
             return heads, [*line, at]
-        group = self.network.add("matrix", f"G{self.mark}$", *at, layer.repeated(np.eye(layer.kv_heads)))
+        group = self.network.add("matrix", f"G{self.mark}$", *at)
         self.network.join(heads, (group, 1), f"shared by {count}" if letter == "K" else "", layer.kv_heads, line)
         return (group, 0), []
 
     def _divide(self, letter: str, x: Stream, at: Point, positions: int, columns: int) -> None:
         """Draw the function of the stream that multiplies queries, keys or values entry by entry."""
         network, layer = self.network, self.layer
-        node = network.add("function", f"1/rms{self.mark}_{letter}$", *at, _reciprocals(layer, letter))
+        node = network.add("function", f"1/rms{self.mark}_{letter}$", *at)
         network.pair(x, node, self.size, [(self.left, at[1])])
         (end_x, _), (column_x, column_y) = (network.nodes[k].position for k in (positions, columns))
         network.join((node, 0), (positions, None), via=[(end_x, at[1])])
         size = layer.d_value if letter == "V" else layer.d_head
         network.join((node, 1), (columns, None), "", size, [(at[0], column_y)] if column_x != at[0] else [])
-
-
-def _with_one(x: Array) -> Array:
-    return np.concatenate([x, np.ones_like(x[..., :1])], axis=-1)
-
-
-def _with_bias(affine: Affine | None, biased: bool) -> Array | None:
-    """Return the weight, with the bias as last row if any matrix beside it has one."""
-    if affine is None or not biased:
-        return None if affine is None else affine.weight
-    last = np.zeros_like(affine.weight[:1]) if affine.bias is None else affine.bias[None]
-    return np.concatenate([affine.weight, last])
-
-
-def _rotations(layer: Attention, n: int) -> Array:
-    """Return R (d_head, d_head, query position, key position)."""
-    at = np.stack([layer.rotary.rotate(np.eye(layer.d_head), p) for p in range(n)])  # type: ignore[union-attr]
-    rotations: Array = np.einsum("iac,jbc->abij", at, at, optimize=True)
-    return rotations
-
-
-def _pattern(layer: Attention) -> Callable[[Array], Array]:
-    """Return the function from products of queries and keys (heads, n, n) to the attention weights."""
-
-    def pattern(products: Array) -> Array:
-        positions = np.arange(products.shape[-1])
-        scores = layer.scaled(products.copy(), positions[:, None] - positions)
-        return layer.patterns_of(soft_capped(scores, layer.softcap))
-
-    return pattern
-
-
-def _reciprocals(layer: Attention, letter: str) -> Callable[[Array], Array]:
-    """Return the function from the stream to the factors (n, d_head) that norms of latent vectors leave."""
-    norm: Any = layer.latent_norm
-
-    def reciprocals(x: Array) -> Array:
-        x = x[:, : layer.d_model]  # without the constant coordinate
-        ones = np.ones((1, len(x), layer.d_value if letter == "V" else layer.d_head))
-        if letter == "V":
-            return np.asarray(ones[0] / norm.value_divisors(x))
-        return np.asarray((norm.keys if letter == "K" else norm.queries)(ones, x)[0])
-
-    return reciprocals

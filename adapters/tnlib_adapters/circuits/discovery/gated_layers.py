@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.softmax import library_of, like
+from tnlib_adapters.attention.softmax import like, namespace_of
 from tnlib_adapters.circuits.discovery.target_loss import differentiated
 from tnlib_adapters.reference.layers import Norm, normed
 from tnlib_adapters.reference.weights import Branch, Weights, named_blocks
@@ -68,7 +68,7 @@ class GatedHeads:
         bias = 0.0 * outputs[:1]
         if self.layer.b_O is not None:
             bias = bias + like(self.layer.b_O, outputs)
-        writers: Array = library_of(outputs).concat([outputs, bias])
+        writers: Array = namespace_of(outputs).concat([outputs, bias])
         if self.behind is None:
             return writers
         norm = self.behind
@@ -192,7 +192,7 @@ class GatedLayer:
 
     def _by_side(self, reads: Array) -> Array:
         if len(reads) == 1:
-            return library_of(reads).broadcast_to(reads, (len(SIDES), *reads.shape))  # type: ignore[no-any-return]
+            return namespace_of(reads).broadcast_to(reads, (len(SIDES), *reads.shape))  # type: ignore[no-any-return]
         return reads.reshape(len(SIDES), -1, *reads.shape[1:])  # side h b n d
 
 

@@ -1,12 +1,7 @@
-r"""Induction heads: the circuit of a trained model, and a virtual induction head built from delta tensors.
+"""Induction heads of a trained model, on sequences in which a segment occurs twice.
 
-In a trained model: previous-token heads, K-composition, copying, and ablation of the keys. From delta tensors: shift by
-one token, match, copy,
-
-    scores_ij = x_i . Match . (Shift x)_j / sqrt(d)        pattern = softmax(scores), causal       out = pattern x Copy
-
-Shift_jk = delta_(k, j - 1) is the pattern of a previous-token head in layer 1; Match and Copy are identities. Keys hold
-the preceding token, so position i attends to the tokens that followed earlier occurrences of x_i, and copies them.
+Measured are the attention to the preceding token and to the tokens that followed earlier occurrences, K-composition
+with the previous-token head, copying, and the loss without a head: by attention knock-out, and in keys of later heads.
 """
 
 from __future__ import annotations
@@ -19,23 +14,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_real_dtype, as_rng
-from tnlib.interop import quimb
+from tnlib._validate import as_count, as_real_dtype, as_rng, to_numpy
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.arguments import head_name
-from tnlib_adapters.circuits.composition.head_pairs import compositions
+from tnlib_adapters.circuits.composition.composition_scores import compositions
 from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
-from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
-from tnlib_adapters.circuits.heads.repeated_sequences import random_segments, segments_twice
+from tnlib_adapters.circuits.heads.head_detectors import induction_targets, pattern_scores
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
+from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.frozen.frozen_stack import Head
+from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import HeadTable, descending
@@ -45,81 +38,6 @@ _SHARE = 0.2  # smallest effect of a head that is counted, as a share of the lar
 _UPPER = 0.995  # quantile of Student's t whose interval contains the mean with a probability of 0.99
 _CANDIDATES = 4  # previous-token heads that are removed from keys
 _SHOWN = 16  # rows of repr
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ToyInduction:
-    """A virtual induction head on a sequence of vectors, returned by `toy_induction`.
-
-    Parameters
-    ----------
-    network
-        quimb TensorNetwork of the scores, open indices "query" and "key", tensors X, MATCH, X, SHIFT.
-    pattern
-        (n, n): causal attention weights.
-    head
-        The frozen head, pattern (x) Copy, again a delta in the features.
-    output
-        (n, d): output of the head.
-    """
-
-    network: Any
-    pattern: Array
-    head: tnlib.KroneckerTerms
-    output: Array
-
-    def __repr__(self) -> str:
-        n, d = self.output.shape
-        return f"ToyInduction({n} positions x {d} features, scores of {self.network.num_tensors} tensors)"
-
-
-def toy_induction(x: Array) -> ToyInduction:
-    """Return a virtual induction head of delta tensors, applied to a sequence of vectors.
-
-    Parameters
-    ----------
-    x
-        (n, d), real, one row per token; equal tokens have equal rows. Random rows with d entries of unit variance are
-        sufficiently distinct.
-
-    Returns
-    -------
-    ToyInduction
-        The network of its scores, its pattern, and its output.
-
-    Raises
-    ------
-    ArgumentError
-        If `x` is not a real matrix.
-
-    References
-    ----------
-    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Induction heads".
-
-    Examples
-    --------
-    Ten random vectors, twice; every position of the second half attends to the successor of its first occurrence:
-
-    >>> import numpy as np
-    >>> x = np.tile(np.random.default_rng(0).standard_normal((10, 64)), (2, 1))
-    >>> toy = toy_induction(x)
-    >>> toy.pattern[10:].argmax(axis=1)
-    array([ 1,  2,  3,  4,  5,  6,  7,  8,  9, 10])
-    """
-    x = as_array("toy_induction", "x", x, ndim=2)
-    if np.iscomplexobj(x):
-        raise ArgumentError(f"toy_induction: x must be real, got {x.dtype}; pass real vectors.")
-    import quimb.tensor as qtn
-
-    n, d = x.shape
-    shift, match, copy = np.eye(n, k=-1), np.eye(d), np.eye(d)
-    queries = qtn.Tensor(x, ("query", "a"), tags="X")
-    keys = qtn.Tensor(shift, ("key", "before"), tags="SHIFT") & qtn.Tensor(x, ("before", "b"), tags="X")
-    scores = queries & qtn.Tensor(match, ("a", "b"), tags="MATCH") & keys
-    s = quimb.contract(scores, legs=("query", "key")) / np.sqrt(d)  # query key [a b before]
-    pattern = softmax(np.where(np.tri(n, dtype=bool), s, -np.inf))
-    head = tnlib.KroneckerTerms(pattern[None], [copy])
-    return ToyInduction(scores, pattern, head, head.apply(x))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -350,3 +268,53 @@ def _increases_of_keys(weights: Weights, tokens: Array, repeated: Array, heads: 
     groups = [np.flatnonzero((gated.edges[:, 1] == writer) & is_key[gated.edges[:, 0]]) for writer in writers]
     gates = np.ones(len(gated.names))
     return gated.losses_without_groups(gates, groups) - gated.loss(gates)
+
+
+_LONGEST = 96  # positions of sequences with segments of random length
+_LENGTH = 24  # tokens of a segment, for models of text
+
+
+def random_segments(function: str, weights: Weights, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return n sequences with a segment of random length at random offsets, and where it is repeated."""
+    context = min(_LONGEST, weights.context or _LONGEST)
+    if context < 48:
+        raise ArgumentError(
+            f"{function}: model must hold sequences of 48 tokens, got a context of {context}; shorter repeats are too "
+            "noisy."
+        )
+    return repeated_segments(n, vocab=len(_table(weights)), context=context, rng=rng)
+
+
+def segments_twice(
+    function: str, weights: Weights, n: int, length: int | None, text: Any, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """Return n sequences (n, 2 length), a segment followed by itself, and where its tokens are predictable.
+
+    Segments are of `text` (m,) at random offsets, or of random tokens for None.
+    """
+    length = as_count(function, "length", _LENGTH if length is None else length, least=4)
+    if weights.context is not None and 2 * length > weights.context:
+        raise ArgumentError(
+            f"{function}: length must be at most {weights.context // 2}, half the context of the model, got {length}; "
+            "pass a smaller one."
+        )
+    vocab = len(_table(weights))
+    if text is None:
+        segments = rng.integers(0, vocab, (n, length))
+    else:
+        tokens = to_numpy(function, "text", text)
+        if tokens.dtype.kind not in "iu" or tokens.ndim != 1 or len(tokens) < length:
+            raise ArgumentError(
+                f"{function}: text must be at least {length} token numbers, (m,), got {tokens.dtype} of shape "
+                f"{tokens.shape}; pass the input_ids of a text."
+            )
+        weights.embedding.check(function, tokens, None, "text")  # type: ignore[call-arg]
+        starts = rng.integers(0, len(tokens) - length, n, endpoint=True)
+        segments = tokens[starts[:, None] + np.arange(length)]
+    tokens = np.tile(segments, (1, 2))
+    return tokens, np.broadcast_to(np.arange(2 * length) > length, tokens.shape).copy()
+
+
+def _table(weights: Weights) -> Array:
+    embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
+    return embedding.tokens

@@ -1,4 +1,4 @@
-r"""Singular value decomposition of the QK and OV operators of a head, and maxima of their bilinear forms.
+"""Singular value decomposition of the QK and OV operators of a head, and maxima of their bilinear forms.
 
 Omega = sum_k s_k u_k v_k^T pairs a query direction u_k with a key direction v_k; OV = sum_k s_k u_k v_k^T maps the
 input direction u_k to the output direction v_k. For equal singular values only the two singular subspaces and the map
@@ -12,6 +12,15 @@ and is uninformative for a head with different queries and keys. Neither is an e
 
 With Omega = A B^T and [A B] = Q R, (Omega + Omega^T) / 2 = Q R (J / 2) R^T Q^T, where J exchanges the two blocks: an
 eigenproblem of size 2 d_head. The form is zero on the orthogonal complement.
+
+The singular vectors of Omega are best over all unit vectors, whether the text has them or not. Those of the matrix of
+scores on a text are best on the text: with inputs X~ (n, d + 1) of the layer in homogeneous coordinates,
+
+    X~ Omega X~^T  =  sum_k s_k a_k b_k^T        a_k, b_k orthonormal, (n,)
+
+a_k is the strength of the k-th feature at every position as a query, b_k as a key. Of rank at most d_head, they come
+from the factors X~ W_Q and X~ W_K; for every k, no other sum of k products is nearer to the scores (Eckart and Young).
+The directions in the stream are those whose inner products with the inputs are a_k and b_k.
 """
 
 from __future__ import annotations
@@ -19,16 +28,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_rtol
+from tnlib._validate import as_array, as_count, as_rtol
 from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scaling import largest, norm
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import check_square_form
 
 
@@ -64,15 +75,25 @@ class SingularVectors:
     @property
     def effective_rank(self) -> float:
         """Participation ratio of the singular values, (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
-        s = self.values / (self.values[0] if len(self.values) and self.values[0] else 1.0)
-        total = float(np.square(s).sum())
-        return total**2 / float((s**4).sum()) if total else 0.0
+        return float(effective_rank(self.values))
 
     def __repr__(self) -> str:
         leading = ", ".join(f"{value:.4g}" for value in self.values[:4])
         more = ", ..." if len(self.values) > 4 else ""
         spans = f", {len(self.spans)} spans" if self.spans else ""
         return f"SingularVectors({len(self.values)} singular values {leading}{more}{spans})"
+
+
+def effective_rank(values: Array) -> Array:
+    """Return the participation ratio (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
+
+    >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    array([2., 1., 0.])
+    """
+    top = values.max(axis=-1, keepdims=True, initial=0.0)
+    squares = np.square(values / np.where(top > 0, top, 1))
+    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
+    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
 
 
 @single_threaded_blas
@@ -197,59 +218,17 @@ def form_maximum(form: LowRank) -> Maximum:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MinMaxValues:
-    """Eigenvalues of the symmetric part of a form, as min-max values; returned by `minmax_values`.
+def minmax_values(form: LowRank) -> Array:
+    """Return the Courant-Fischer min-max values of x Omega x^T, (d,): all eigenvalues of (Omega + Omega^T) / 2.
 
-    Parameters
-    ----------
-    values
-        (n,), the eigenvalues that differ from zero or could, n <= 2 rank, descending.
-    directions
-        (d, n), orthonormal eigenvectors.
-    n_zero
-        Number of further eigenvalues, all zero: d - n.
-    """
-
-    values: Array
-    directions: Array
-    n_zero: int
-
-    @property
-    def _n_positive(self) -> int:
-        return int(np.count_nonzero(self.values > 0))
-
-    def value(self, k: int) -> float:
-        """Return the k-th largest of all d values, k from 1: the maximum over subspaces of dimension k of the minimum.
-
-        That is, max over subspaces S of dimension k of min over unit x in S of x Omega x.
-        """
-        k = as_count("MinMaxValues.value", "k", k)
-        total, above = len(self.values) + self.n_zero, self._n_positive
-        if k > total:
-            raise ArgumentError(f"MinMaxValues.value: k must be at most {total}, got {k}; the form has no more values.")
-        if above < k <= above + self.n_zero:
-            return 0.0
-        return float(self.values[k - 1 if k <= above else k - 1 - self.n_zero])
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
-        last = f", ... down to {self.values[-1]:.4g}" if len(self.values) > 4 else ""
-        return f"MinMaxValues({shown}{last}; {self.n_zero} further ones are 0)"
-
-
-def minmax_values(form: LowRank) -> MinMaxValues:
-    """Return the Courant-Fischer min-max values of x Omega x^T: all eigenvalues of (Omega + Omega^T) / 2.
-
-    The k-th one is the largest number that a subspace of dimension k guarantees for all of its unit vectors. The
-    singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k (`values` of
-    `singular_vectors`).
+    In descending order, the k-th is the maximum, over subspaces of dimension k, of the minimum over their unit vectors.
+    The singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k.
 
     Parameters
     ----------
     form
         (d, d), for example `attention.qk(head)`. The product is never formed: the cost is that of an eigenproblem of
-        twice the rank.
+        twice the rank, and all but twice the rank of the values are 0.
 
     Raises
     ------
@@ -263,13 +242,12 @@ def minmax_values(form: LowRank) -> MinMaxValues:
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> found = minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3]))
-    >>> [round(found.value(k), 6) for k in (1, 2, 3, 4)]
-    [3.0, 1.0, 0.0, -2.0]
+    >>> minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3])).round(6)
+    array([ 3.,  1.,  0., -2.])
     """
     check_square_form("minmax_values", form)
-    values, vectors = _symmetric_part(form)
-    return MinMaxValues(values[::-1], vectors[:, ::-1], form.shape[0] - len(values))
+    values = _symmetric_part(form)[0]
+    return np.sort(np.append(values, np.zeros(form.shape[0] - len(values))))[::-1]
 
 
 def _symmetric_part(form: LowRank) -> tuple[Array, Array]:
@@ -301,3 +279,110 @@ def _orthogonal_to(q: Array) -> Array:
     for _ in range(2):  # project twice for orthogonality to roundoff
         axis = axis - q @ (q.T @ axis)
     return np.asarray(axis / np.linalg.norm(axis))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextDirections:
+    """Singular value decomposition of the scores of a head on a text, returned by `text_directions`.
+
+    Parameters
+    ----------
+    values
+        (r,), descending: singular values of the scores.
+    queries, keys
+        (n, r), orthonormal columns: the strength of every feature at every position, as a query and as a key.
+    query_directions, key_directions
+        (d + 1, r): directions of the input of the layer, whose inner products with the inputs are `queries` and `keys`.
+    """
+
+    values: Array
+    queries: Array
+    keys: Array
+    query_directions: Array
+    key_directions: Array
+
+    @property
+    def shares(self) -> Array:
+        """Share of every feature in the sum of the squared scores, (r,)."""
+        return np.asarray(self.values**2 / (np.square(self.values).sum() or 1.0))
+
+    def scores(self, count: int) -> Array:
+        """Return the sum of the leading `count` features, (n, n)."""
+        k = as_count("TextDirections.scores", "count", count)
+        return np.asarray((self.queries[:, :k] * self.values[:k]) @ self.keys[:, :k].T)
+
+    def top(self, k: int, count: int = 5) -> tuple[list[int], list[int]]:
+        """Return the `count` positions at which feature k, from 0, is largest in modulus, as a query and as a key."""
+        k = as_index("TextDirections.top", "k", k, len(self.values))
+        count = as_count("TextDirections.top", "count", count)
+        chosen = (np.argsort(-np.abs(side[:, k]), kind="stable")[:count] for side in (self.queries, self.keys))
+        queries, keys = (positions.tolist() for positions in chosen)
+        return queries, keys
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{share:.0%}" for share in self.shares[:4])
+        return f"TextDirections({len(self.values)} features on {len(self.queries)} positions, shares {shown}, ...)"
+
+
+@single_threaded_blas
+def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
+    """Return the features of a text that a head matches: the singular value decomposition of its scores on the text.
+
+    Parameters
+    ----------
+    form
+        (d + 1, d + 1), `attention.qk(head)`, or (d, d) without biases. The scale of the scores is not part of it. With
+        rotary embeddings, `attention.qk(head, distance)`: the scores as if all pairs had this distance.
+    inputs
+        (n, d), the inputs of the layer at every position, `run(model, tokens).inputs[layer][0]`.
+
+    Returns
+    -------
+    TextDirections
+        At the numerical rank, at most d_head. Signs are fixed by the queries. All pairs of positions count, those that
+        a causal mask excludes too.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If `form` is not a real square LowRank, or `inputs` are complex or do not fit it.
+
+    References
+    ----------
+    C. Eckart and G. Young, "The approximation of one matrix by another of lower rank", Psychometrika 1 (1936).
+
+    Examples
+    --------
+    The previous-token head of the built-in model matches positions, one feature for every wave length:
+
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.reference.model import run
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = text_directions(model.attention(0).qk(3), run(model, np.arange(40)).inputs[0][0])
+    >>> found.queries.shape, bool(found.shares[:4].sum() > 0.8)
+    ((40, 16), True)
+    """
+    check_square_form("text_directions", form)
+    x = as_array("text_directions", "inputs", inputs, ndim=2)
+    if x.dtype.kind == "c":
+        raise ArgumentError(
+            f"text_directions: inputs must be real, got {x.dtype}; pass run(model, tokens).inputs[layer][0]."
+        )
+    x = x.astype(np.float64)
+    if x.shape[1] == form.shape[0] - 1:
+        x = np.column_stack([x, np.ones(len(x))])
+    if form.shape != (x.shape[1], x.shape[1]):
+        raise ArgumentError(
+            f"text_directions: inputs must have shape (n, {form.shape[0] - 1}) for a form of shape {form.shape}, got "
+            f"{np.shape(inputs)}; pass run(model, tokens).inputs[layer][0]."
+        )
+    left, right = x @ form.left, x @ form.right.T  # n r
+    svd = singular_vectors(LowRank(left, right.T))
+    queries, keys = svd.left, svd.right.T
+    return TextDirections(
+        values=svd.values,
+        queries=queries,
+        keys=keys,
+        query_directions=form.left @ (right.T @ keys) / svd.values,  # left right^T v = s u
+        key_directions=form.right.T @ (left.T @ queries) / svd.values,
+    )

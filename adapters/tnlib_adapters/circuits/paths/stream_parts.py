@@ -159,8 +159,8 @@ def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Ar
 
 
 def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
-    outputs = layer.head_outputs(layer.patterns_of(layer.scores(x)), layer.values(x))  # h n d
-    parts = {f"{name}.{h}": output for h, output in enumerate(outputs)}
+    values = layer.weighted_values(layer.patterns_of(layer.scores(x)), x)  # h n dh
+    parts = {f"{name}.{h}": v @ w for h, (v, w) in enumerate(zip(values, layer.W_O, strict=True))}  # n [dh] d
     if layer.b_O is not None:
         parts[f"{name}.bias"] = np.tile(layer.b_O, (len(x), 1))
     return parts

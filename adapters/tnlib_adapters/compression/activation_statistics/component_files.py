@@ -10,8 +10,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import by_columns
-from tnlib_adapters.files.digested_file import is_as_written, write_digested
-from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header
+from tnlib_adapters.files.tensor_file import Entry, TensorInfo, is_as_written, read_header, write_digested
 
 _PARTS, _TRANSPOSED = ("left", "right", "losses"), ".T"
 _NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}

@@ -103,8 +103,6 @@ class SelectedWeights:
 
         Large weights are decomposed on `device`.
         """
-        from tnlib_adapters.compression.methods.device_components import components_on
-
         checkpoint, wiring, projections, layer, module = self.checkpoint, self.checkpoint.wiring, None, None, ""
         on_text, tables = dict[str, WeightOnText](), dict[str, Callable[[], Components]]()
         if group in self.layers:
@@ -121,7 +119,7 @@ class SelectedWeights:
                 )
 
         def compute() -> Iterator[tuple[str, Components]]:
-            yield from components_on(device, on_text)
+            yield from ((name, own.components(device)) for name, own in on_text.items())
             yield from ((name, decompose()) for name, decompose in tables.items())
 
         by_key = file.get([*on_text, *tables], compute)

@@ -18,9 +18,8 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays
-from tnlib_adapters.files.digested_file import is_as_written, write_digested
 from tnlib_adapters.files.json_file import JsonFile
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, is_as_written, read_header, write_digested
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch

@@ -13,8 +13,7 @@ from tnlib import FileFormatError
 from tnlib_adapters.compression.methods.out_of_core import entries_of, read_matrices
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.files.digested_file import is_as_written, write_digested
-from tnlib_adapters.files.tensor_file import read_header
+from tnlib_adapters.files.tensor_file import is_as_written, read_header, write_digested
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams

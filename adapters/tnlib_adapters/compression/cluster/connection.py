@@ -23,7 +23,7 @@ from tnlib import ArgumentError
 from tnlib.out_of_core.dask_executor import POLL, Patience, connected
 from tnlib_adapters.compression.request import Progress, Request, quiet
 
-_CONNECT = 30  # seconds until an address is given up
+CONNECT_TIMEOUT = 30  # seconds until an address is given up
 _AHEAD = 2  # tasks per worker that are submitted: a worker that is done finds the next one
 _RESUMED = "A folder of spill is kept, and the same call goes on from it"
 
@@ -130,7 +130,7 @@ class Cluster:
             If one does not.
         """
         with self._connected():
-            self._client.wait_for_workers(1, timeout=_CONNECT)
+            self._client.wait_for_workers(1, timeout=CONNECT_TIMEOUT)
             missing = self._client.run(missing_files, [str(file.absolute()) for file in files])
         for worker, own in sorted(missing.items()):
             if own:
@@ -263,7 +263,7 @@ def open_cluster(request: Request, folder: Callable[[], Path], source: Path) -> 
         own = folder().absolute()
         scheduler = address or stack.enter_context(_local_workers(distributed, n_workers, own))
         try:
-            client = stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT, set_as_default=False))
+            client = stack.enter_context(distributed.Client(scheduler, timeout=CONNECT_TIMEOUT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as problem:
             raise ArgumentError(
                 f"compress: cluster must be the address of a Dask scheduler, such as tcp://10.0.0.1:8786, got "

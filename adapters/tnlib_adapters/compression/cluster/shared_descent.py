@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.layer_fit import FitStreams
     from tnlib_adapters.instrument.partial_descent import PartialDescent
 
-_MOST_STEPS, _MOST_BYTES = 25, 2**28  # between two states that are stored: steps, and gradients of a share
+_MOST_STEPS, MOST_BYTES = 25, 2**28  # between two states that are stored: steps, and gradients of a share
 # Multiplications of a step of a block from which on it is shared: below, the exchange takes longer than the step
-_LEAST_WORK = 3e8
+LEAST_WORK = 3e8
 _PATIENCE, _TIMES = 5, 3  # the share of a worker is awaited for so many seconds, or times the duration of an own share
 _SLOW = 1  # seconds of reading a gradient after which it may have been written over
 _POLL, _POLLS_OF_CHANGE = 0.001, 50  # seconds between looks for a file, and looks between changes of the folder
@@ -107,9 +107,9 @@ def descend_by_workers(
     n_parts = max((len(parts_of_batch(streams.batches[b])) for b in order), default=1)
     n_numbers = sum(a.numel() for a in start.parts)
     work = n_numbers * max((streams.batches[b].n_tokens for b in order), default=0)
-    if work < _LEAST_WORK or n_parts == 1:
+    if work < LEAST_WORK or n_parts == 1:
         return descend(block, streams, start, order)
-    state_every = max(1, min(_MOST_STEPS, _MOST_BYTES // max(1, 4 * n_numbers)))
+    state_every = max(1, min(_MOST_STEPS, MOST_BYTES // max(1, 4 * n_numbers)))
     n_workers = min(cluster.n_workers, n_parts)
     shared = SharedDescent(job, block.k, store_part(job, start.each(as_array)), order, state_every, n_workers)
     shared.folder.mkdir()

@@ -16,7 +16,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.cost.shapes import Shape, Shapes
-from tnlib_adapters.compression.methods.components import components, is_large
+from tnlib_adapters.compression.methods.components import components, components_in_single_precision, is_large
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
@@ -77,10 +77,8 @@ def _decompose(weight: Array, reads: Array, slopes: Array, whole: Shape) -> None
     """Decompose a weight as one of a shape is."""
     import torch
 
-    from tnlib_adapters.compression.methods.device_components import in_single_precision
-
     if is_large(whole) and reads.ndim > 1:
-        in_single_precision(torch.device("cpu"), [weight], [reads], [slopes])
+        components_in_single_precision(weight, reads, slopes, torch.device("cpu"))
     else:
         components(weight, reads, slopes)
 

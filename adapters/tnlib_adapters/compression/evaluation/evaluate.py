@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Outputs
     from tnlib_adapters.instrument.running_model import RunningModel
 
-_SEQUENCES = 200  # on which the built-in model is measured
-_LOGITS = 1 << 22  # in double precision at a time
+SEQUENCES = 200  # on which the built-in model is measured
+LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
     n_texts, n_tokens, vocab = before.shape
     losses = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
     for text in range(n_texts):
-        for start in range(0, n_tokens - 1, max(1, _LOGITS // vocab)):
-            tokens = slice(start, min(start + max(1, _LOGITS // vocab), n_tokens - 1))
+        for start in range(0, n_tokens - 1, max(1, LOGITS_AT_A_TIME // vocab)):
+            tokens = slice(start, min(start + max(1, LOGITS_AT_A_TIME // vocab), n_tokens - 1))
             logs = [
                 in_double_precision(logits[text, tokens].log_softmax(-1)) for logits in (before, after)
             ]  # token vocab
@@ -249,7 +249,7 @@ def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
 
 def loss_on_repeats(checkpoint: Checkpoint) -> float:
     """Return the loss in nats on the predictable part of held-out sequences."""
-    tokens, repeated = repeated_segments(_SEQUENCES, rng=np.random.default_rng(2_000_000))
+    tokens, repeated = repeated_segments(SEQUENCES, rng=np.random.default_rng(2_000_000))
     return loss(checkpoint, tokens, repeated)
 
 

@@ -33,17 +33,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 
+if TYPE_CHECKING:
+    import torch
+
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
 _LARGE_WEIGHT = 2**22  # numbers; below, a decomposition in double precision takes less than a second
-_LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
-RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
+LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
+_RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,26 @@ def second_moments(x: Array) -> Array:
 
 
 def triangular_root(moments: Array) -> tuple[Array, Array]:
-    """Return R with R^T R = C, and its inverse, by Cholesky: ten times faster than by eigenvalues for large matrices.
+    """Return R with R^T R = C, up to a factor, and its inverse; see `triangular_factor`."""
+    root = triangular_factor(moments)
+    return root, np.linalg.inv(root.T).T
+
+
+def triangular_factor(moments: Array) -> Array:
+    """Return R, upper triangular, with R^T R = C up to a factor: ten times faster than by eigenvalues for large C.
 
     A singular C is shifted by a multiple of the identity of the size of its rounding errors.
     """
     size = float(np.trace(moments)) / len(moments)
     if size <= 0:
-        return np.eye(len(moments)), np.eye(len(moments))
-    for raised in RAISED:
+        return np.eye(len(moments))
+    for raised in _RAISED:
         try:
-            lower = np.linalg.cholesky(moments / size + raised * np.eye(len(moments)))
+            lower: Array = np.linalg.cholesky(moments / size + raised * np.eye(len(moments)))
         except np.linalg.LinAlgError:
             continue
-        return lower.T, np.linalg.inv(lower).T
-    raise ArithmeticError(f"triangular_root: moments of size {len(moments)} have eigenvalues far below zero")
+        return lower.T
+    raise ArithmeticError(f"triangular_factor: moments of size {len(moments)} have eigenvalues far below zero")
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,13 @@ class WeightOnText:
     reads: Callable[[], Array]
     slopes: Callable[[], Array]
 
+    def components(self, device: torch.device) -> Components:
+        """Return the components; those of a large weight are computed in single precision on the device."""
+        reads, slopes = self.reads(), self.slopes()
+        if is_large(self.weight.shape) and self.weight.dtype != np.float64 and reads.ndim > 1:
+            return components_in_single_precision(self.weight, reads, slopes, device)
+        return components(self.weight, reads, slopes)
+
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:
     """Return the components of a matrix by descending loss.
@@ -188,6 +204,42 @@ def _components_of_large_table(weight: Array, counts: Array, slopes: Array) -> C
     return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
 
 
+def components_in_single_precision(weight: Array, reads: Array, slopes: Array, device: torch.device) -> Components:
+    """Return the components of a matrix by descending loss; parameters are those of `components`.
+
+    Products and eigenvectors are in single precision on a device of torch. The root of the moments of the gradients and
+    the triangular solution are in double precision, on the host where the device has none.
+    """
+    import torch
+
+    def placed(a: Array) -> torch.Tensor:
+        return torch.from_numpy(a.astype(np.float32, copy=False)).to(device)
+
+    if len(weight) < weight.shape[1]:
+        other = components_in_single_precision(weight.T, slopes, reads, device)
+        return Components(other.right.T, other.left.T, other.losses)
+    exact = torch.device("cpu") if device.type == "mps" else device  # that has no double precision
+    root = torch.from_numpy(triangular_factor(slopes.astype(np.float64))).to(exact)  # n n
+    onto = placed(weight) @ root.mT.to(device, torch.float32)  # m n
+    scaled, moments = onto / onto.norm().clamp(min=1e-30), placed(reads)
+    gram = scaled.mT @ (moments @ scaled).div_(moments.amax().clamp(min=1e-30))
+    del scaled, moments
+    try:
+        values, v = torch.linalg.eigh(gram)
+    except RuntimeError:  # it did not converge, or is not implemented there
+        values, v = (a.to(gram) for a in torch.linalg.eigh(gram.cpu().double()))
+    losses, v = values.double().clamp(min=0).flip(0), v.flip(1)
+    left = onto @ v
+    right = torch.linalg.solve_triangular(root, v.to(exact, torch.float64), upper=True).mT
+    of_left, of_right = left.double().norm(dim=0).to(exact), right.norm(dim=1)
+    balance = torch.where(of_left > 0, (of_right / of_left).sqrt(), 1.0)
+    left *= balance.to(device, torch.float32)
+    right /= balance[:, None]
+    losses /= losses.sum() or 1.0
+    left_array, right_array = (a.cpu().numpy().astype(weight.dtype, copy=False) for a in (left, right))
+    return Components(left_array, right_array, losses.cpu().numpy())
+
+
 def moments_of_rows(weight: Array, counts: Array) -> Array:
     """Return the second moments (width, width) of the rows of a table that are looked up so many times."""
     if is_large_table(weight.shape):
@@ -203,7 +255,7 @@ def is_large(shape: Sequence[int]) -> bool:
 
 def is_large_table(shape: Sequence[int]) -> bool:
     """Test if no array in double precision is made of a table of this shape."""
-    return math.prod(shape) >= _LARGE_TABLE
+    return math.prod(shape) >= LARGE_TABLE
 
 
 def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import Report
 from tnlib_adapters.compression.request import PAGE, REPORT
-from tnlib_adapters.files.model_card import NOTE, split_card
+from tnlib_adapters.files.folder import NOTE, split_card
 
 
 def write_report(report: Report, out: Path) -> None:

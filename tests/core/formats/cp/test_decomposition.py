@@ -8,7 +8,7 @@ import math
 import numpy as np
 import oracles
 import pytest
-from cp_fits import check_fit, collinear_components, normal_components
+from format_cases import check_fit, collinear_components, normal_components
 
 import tnlib
 from tnlib.formats.cp.decomposition import core_ranks

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import oracles
 import pytest
-from cp_fits import check_fit, collinear_components, normal_components
+from format_cases import check_fit, collinear_components, normal_components
 from slow_cases import mostly_slow
 
 import tnlib
 
-SEEDS = range(5)
+SEEDS = range(3)
 
 OVER_RANKED = [
     ((6, 7, 8), 3, 5),
@@ -78,7 +78,7 @@ def test_more_components_than_needed_fit_some_of_the_noise(noise: float) -> None
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 @pytest.mark.parametrize("cosine", mostly_slow([0.5, 0.9, 0.98], [0.98]))
-@pytest.mark.parametrize(("shape", "rank"), [((7, 8, 9), 3), ((15, 15, 15), 4)], ids=str)
+@pytest.mark.parametrize(("shape", "rank"), mostly_slow([((7, 8, 9), 3), ((15, 15, 15), 4)], [((7, 8, 9), 3)]), ids=str)
 def test_collinear_components_are_found(dtype: type, cosine: float, shape: tuple[int, ...], rank: int) -> None:
     for seed in range(2):
         fit = check_fit(collinear_components(shape, rank, cosine, seed, dtype), rank, n_starts=5)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
+from format_cases import some, terms
 from hypothesis import given
 from hypothesis import strategies as st
-from kronecker_cases import some, terms
 
 import tnlib
 

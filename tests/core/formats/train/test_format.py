@@ -7,12 +7,12 @@ import math
 import numpy as np
 import oracles
 from hypothesis import given
-from train_cases import assert_same_tensor, trains
+from random_trains import assert_same_tensor, wild_trains
 
 import tnlib
 
 
-@given(trains())
+@given(wild_trains())
 def test_cores_are_in_range_and_the_norm_is_that_of_the_array(tt: tnlib.TensorTrain) -> None:
     for core in tt.cores:
         top = float(np.abs(core).max())
@@ -23,7 +23,7 @@ def test_cores_are_in_range_and_the_norm_is_that_of_the_array(tt: tnlib.TensorTr
     assert plain.norm() == 0 or abs(tt.log_norm() - tt.exponent * math.log(2) - math.log(plain.norm())) <= 1e-6
 
 
-@given(trains())
+@given(wild_trains())
 def test_parts_and_transposes(tt: tnlib.TensorTrain) -> None:
     tt = tnlib.TensorTrain(tt.cores)
     dense = tt.full()

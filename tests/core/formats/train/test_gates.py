@@ -10,7 +10,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from train_cases import trains, unfolding
+from random_trains import unfolding, wild_trains
 
 import tnlib
 
@@ -28,7 +28,7 @@ def without_scale(tt: tnlib.TensorTrain) -> tnlib.TensorTrain:
     return tnlib.TensorTrain(tt.cores, tt.center)
 
 
-@given(trains(), dtypes, st.integers(1, 3), st.data())
+@given(wild_trains(), dtypes, st.integers(1, 3), st.data())
 def test_a_gate_on_one_leg_is_exact(tt: tnlib.TensorTrain, dtype: Any, rows: int, data: st.DataObject) -> None:
     leg = data.draw(st.integers(0, len(tt.cores) - 1))
     gate = oracles.normal((rows, tt.shape[leg]), dtype, data.draw(st.integers(0, 999)))
@@ -45,7 +45,7 @@ def test_a_gate_on_one_leg_is_exact(tt: tnlib.TensorTrain, dtype: Any, rows: int
     assert oracles.norm(oracles.wide(shifted.full()) - want) <= 256 * oracles.eps(tt.dtype) * size
 
 
-@given(trains(), dtypes, tolerances, st.sampled_from([None, None, 1, 3]), st.data())
+@given(wild_trains(), dtypes, tolerances, st.sampled_from([None, None, 1, 3]), st.data())
 def test_the_contract_of_a_gate_on_two_legs(
     tt: tnlib.TensorTrain, dtype: Any, rtol: float | None, cap: int | None, data: st.DataObject
 ) -> None:

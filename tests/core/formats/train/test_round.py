@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rounding_cases import SHAPES, TOLERANCES, as_matrix, check, exact_train, geometric, padded, plus, regauged
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -239,8 +240,14 @@ def distance(a: tnlib.TensorTrain, b: tnlib.TensorTrain) -> float:
     return math.exp(canonical(plus(tnlib.TensorTrain(one), tnlib.TensorTrain(other), -1.0))[1])
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("count", "size"), [(60, 1e-3), (60, 1e3), (1000, 1e3)])
+LONG = [(dtype, *train) for dtype in oracles.DTYPES for train in ((60, 1e-3), (60, 1e3), (1000, 1e3))]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "size"),
+    mostly_slow(LONG, [case for case in LONG if case[1] == 60 or case[0] in (np.float32, np.complex128)]),
+    ids=str,
+)
 def test_long_trains(dtype: np.dtype, count: int, size: float) -> None:
     """Twice the same, and a little of another train: the ranks of the one are left, and the error is known."""
     ranks = [1, *[4] * (count - 1), 1]

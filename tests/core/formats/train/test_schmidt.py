@@ -10,12 +10,12 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from train_cases import trains, unfolding
+from random_trains import unfolding, wild_trains
 
 import tnlib
 
 
-@given(trains(), st.data())
+@given(wild_trains(), st.data())
 def test_schmidt_values_of_any_bond(tt: tnlib.TensorTrain, data: st.DataObject) -> None:
     if len(tt.cores) == 1:
         with oracles.refused(ValueError, "schmidt_values", "bond"):

@@ -1,0 +1,288 @@
+"""Tensor network diagrams of composed heads: composition terms, and the ten terms of two layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tnlib import ArgumentError
+from tnlib._validate import is_one_of
+from tnlib.drawing import Bubble, Diagram, Leg, Node
+from tnlib_adapters.attention.attention import Attention
+from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
+from tnlib_adapters.circuits.diagrams.attention_diagrams import (
+    REACH,
+    STEP,
+    chain,
+    output_value,
+    query_key,
+    read_stream,
+    refuse_norm,
+    rotation_legs,
+    score_label,
+    softmax_label,
+    stream_copy,
+    turned,
+)
+from tnlib_adapters.circuits.paths.attention_terms import NAMES
+
+_DROP = 1.4  # distance from the stream down to its pattern
+_OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
+
+
+def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+    """Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
+
+    Parameters
+    ----------
+    kind
+        "Q" and "K" are terms of the later head's scores, with the pattern of the earlier head on that side, before the
+        score scale, which the title states; biases belong to the side that reads the stream. "K" is the
+        virtual induction head if the earlier head attends to the previous token. "V" is the virtual head, A^2 A^1 (x)
+        the product of the weights.
+    later, earlier
+        (layer, head).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the kind is unknown, a layer is not an Attention or has no such head, d_model differs, or the scores are not
+        a bilinear form.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> term = composition_diagram("K", (model.attention(1), 0), (model.attention(0), 2))
+    >>> [node.label.split()[0] for node in term.nodes if node.kind == "matrix"][-1]
+    'A$^1$'
+    """
+    as_kind("composition_diagram", kind)
+    (last, h), (first, g) = as_two_heads("composition_diagram", later, earlier)
+    if kind == "V":
+        return _virtual_head(last, h, first, g)
+    refuse_norm("composition_diagram", last)
+    return _composed_scores(kind, (last, h), (first, g))
+
+
+def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:
+    """Return the diagram of A^2 A^1 (x) W_O^2 W_V^2 W_O^1 W_V^1, with bonds d_head."""
+    later, inner_2 = chain(output_value(last, h, "V"), last.d_value, 0.0, -1.4, first=2)
+    earlier, inner_1 = chain(output_value(first_layer, g), first_layer.d_value, 2 * STEP, -1.4, first=4)
+    later, earlier = _numbered(later, 2), _numbered(earlier, 1)
+    nodes = [Node("matrix", "A$^2$", (STEP / 2, 0.0)), Node("matrix", "A$^1$", (2.5 * STEP, 0.0)), *later, *earlier]
+    end = 3 * STEP + REACH
+    legs = [
+        Leg(0, None, "to", None, (-REACH, 0.0)),
+        Leg(0, 1, "position"),
+        Leg(1, None, "from", None, (end, 0.0)),
+        Leg(2, None, "written", last.d_model, (-REACH, -1.4), axes=(2, None)),
+        *inner_2,
+        Leg(3, 4, "stream", last.d_model, axes=(1, 2)),
+        *inner_1,
+        Leg(5, None, "read", read_stream(first_layer, "V")[1], (end, -1.4), axes=(1, None)),
+    ]
+    return Diagram((*nodes,), (*legs,), f"V-composition: head {h} after head {g}, a virtual head")
+
+
+def _composed_scores(kind: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+    """Return the diagram of the scores of a head that reads another head on one side and the stream on the other."""
+    nodes, legs, ends = _score_row(later, earlier, kind)
+    right, left = max(node.position[0] for node in nodes), -REACH
+    legs = [
+        Leg(ends[0], None, "query", None, (left, nodes[ends[0]].position[1]), axes=(0, None)),
+        Leg(ends[1], None, "key", None, (right + REACH, nodes[ends[1]].position[1]), axes=(0, None)),
+        *legs,
+    ]
+    reader = "queries" if kind == "Q" else "keys"
+    reads = f"scores of head {later[1]} whose {reader} read head {earlier[1]}"
+    title = f"{kind}-composition: {reads}, times {later[0].scale:.4g}"
+    return Diagram((*nodes,), (*legs,), title)
+
+
+def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+    """Return the diagram of one of the ten terms of two layers, for a pair of heads.
+
+    Contracted, the bubble holds the term of the scores. Its function is what the pattern loses without them: with S,
+    all scores of the later head, softmax(S) - softmax(S - term).
+
+    Parameters
+    ----------
+    name
+        As in `ten_terms`: "direct", "first", "second"; "Q", "K", "V", "QK", "QV", "KV", "QKV" name the sides of the
+        later head that read the earlier one; the other sides read the stream. "K" is the virtual induction head if the
+        earlier head attends to the previous token.
+    later, earlier
+        (layer, head).
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the name is unknown, a layer is not an Attention or has no such head, d_model differs, or the scores are not
+        a bilinear form.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> heads = (model.attention(1), 0), (model.attention(0), 3)
+    >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
+    [0, 1, 3]
+    >>> term_diagram("K", *heads).bubbles[0].label
+    'causal softmax(S) - softmax(S - 0.25 ...)'
+    """
+    if not is_one_of(name, NAMES):
+        raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
+    (later_layer, h), (earlier_layer, g) = as_two_heads("term_diagram", later, earlier)
+    if name == "direct":
+        return _direct(later_layer)
+    if name == "first":
+        return replace(_earlier_alone((earlier_layer, g)), title=f"first: head {g} of the first layer alone")
+    refuse_norm("term_diagram", later_layer)
+    sides = "" if name == "second" else name
+    composed_sides = " and ".join(
+        ", ".join(label for letter, label in READS.items() if letter in sides).rsplit(", ", 1)
+    )
+    title = (
+        f"{name}: the {composed_sides} of head {h} read head {g}"
+        if sides
+        else f"second: head {h} of the second layer alone"
+    )
+    title += f"; S: all scores of head {h}"
+    return replace(_later((later_layer, h), (earlier_layer, g), sides), title=title)
+
+
+def _direct(later: Attention) -> Diagram:
+    """Return the diagram of the input stream, plus the output bias of the later layer, which belongs to no head."""
+    title = "direct: the input stream"
+    if later.b_O is None:
+        return Diagram((Node("tensor", "x", (0.0, 0.0)),), (*stream_copy(0, (0.0, 0.0), None, later.d_model),), title)
+    nodes = [Node("tensor", label, (0.0, y)) for label, y in (("x", 0.0), ("b$^2_O$", -1.1))]
+    total = (-STEP, 0.0)
+    legs = [
+        Leg(0, 2, "position", via=((-0.2, 0.25), (-STEP + 0.1, 0.25))),
+        Leg(0, 2, "stream", later.d_model),
+        Leg(1, 2, "", later.d_model, via=((-STEP, -1.1),)),
+        *stream_copy(2, total, None, later.d_model),
+    ]
+    return Diagram((*nodes, Node("function", "+", total)), (*legs,), f"{title}, and the bias of the output")
+
+
+def _earlier_alone(earlier: AttentionHead) -> Diagram:
+    layer = earlier[0]
+    nodes, legs = _output_row(earlier, 0.0, 0.0, first=0)
+    x, right = len(nodes), 2 * STEP
+    nodes += [Node("tensor", read_stream(layer, "V")[0], (right, 0.0)), Node("matrix", "A$^1$", (right, _DROP))]
+    legs = [
+        Leg(x + 1, None, "position", None, (-REACH, _DROP), axes=(0, None)),
+        Leg(0, None, "stream", layer.d_model, (-REACH, 0.0), axes=(2, None)),
+        *legs,
+        Leg(1, x, "stream", read_stream(layer, "V")[1], axes=(1, 1)),
+        Leg(x, x + 1, "source", axes=(0, 1)),
+    ]
+    return Diagram((*nodes,), (*legs,))
+
+
+def _later(later: AttentionHead, earlier: AttentionHead, sides: str) -> Diagram:
+    """Return the diagram of the later head: scores in a row from query to key, values below."""
+    later_layer = later[0]
+    nodes, inner, (query, key) = _score_row(later, earlier, sides)
+    right_end = max(node.position[0] for node in nodes)
+    floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
+    # the first parts of queries and keys, the embedding, hold what depends on the distance alone
+    removed = score_label(later_layer, offsets="Q" not in sides and "K" not in sides)
+    bubble = Bubble(tuple(range(len(nodes))), softmax_label(later_layer, removed))
+    first = len(nodes)
+    values, value_legs = _value_row(later, earlier, (right_end, floor), first, composed="V" in sides)
+    left = min(-_OPEN_LEG, values[0].position[0] - REACH)
+    legs = [
+        Leg(query, None, "position", None, (left, nodes[query].position[1]), axes=(0, None)),
+        Leg(key, first + len(values) - 1, "key", axes=(0, 0)),
+        Leg(first, None, "stream", later_layer.d_model, (left, floor), axes=(2, None)),
+        *inner,
+        *value_legs,
+    ]
+    return Diagram((*nodes, *values), (*legs,), "", (bubble,))
+
+
+def _score_row(
+    later: AttentionHead, earlier: AttentionHead, sides: str
+) -> tuple[list[Node], list[Leg], tuple[int, int]]:
+    """Return the row from the query's x to the key's x, and the nodes where the positions of query and key end.
+
+    A side in `sides` reads the earlier head, without its bias: the constant coordinate belongs to the stream.
+    """
+    (later_layer, h), earlier_layer = later, earlier[0]
+    query, inner_q = _output_row(earlier, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
+    first = 1 + len(query)
+    row, inner = chain(query_key(later_layer, h, sides), later_layer.d_head, first * STEP, 0.0, first=first)
+    row = _numbered(row, 2)
+    next_node = first + len(row)
+    key, inner_k = _output_row(earlier, next_node * STEP, 0.0, first=next_node) if "K" in sides else ([], [])
+    last = next_node + len(key)
+    (x_q, d_q), (x_k, d_k) = (
+        read_stream(*((earlier_layer, "V") if letter in sides else (later_layer, letter))) for letter in "QK"
+    )
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *query, *row, *key, Node("tensor", x_k, (last * STEP, 0.0))]
+    legs = [
+        *inner_q,
+        *inner,
+        *inner_k,
+        Leg(0, 1, "stream", d_q, axes=(1, 1)),
+        Leg(last - 1, last, "stream", d_k, axes=(1, 1)),
+    ]
+    ends = [0, last]
+    for side, (letter, before, end) in enumerate((("Q", first - 1, 0), ("K", next_node - 1, last))):
+        if letter in sides:
+            legs.append(
+                Leg(before, before + 1, "stream", later_layer.d_model, axes=(2, 1) if letter == "Q" else (1, 2))
+            )
+            legs.append(Leg(end, len(nodes), "source", axes=(0, 1)))
+            ends[side] = len(nodes)
+            nodes.append(Node("matrix", "A$^1$", (nodes[end].position[0], -_DROP)))
+    if later_layer.rotary is not None:
+        for side, end in enumerate(ends):
+            x, y = nodes[end].position
+            legs.append(Leg(end, len(nodes), "", axes=(0, None)))
+            ends[side] = len(nodes)
+            nodes.append(Node("delta", "", (x, y - 1.0)))
+        legs += rotation_legs(nodes, *ends)
+    return nodes, legs, (ends[0], ends[1])
+
+
+def _value_row(
+    later: AttentionHead, earlier: AttentionHead, end: tuple[float, float], first: int, *, composed: bool
+) -> tuple[list[Node], list[Leg]]:
+    """Return the output row, left to right, ending in the node with the attended position."""
+    (later_layer, h), earlier_layer, (right_end, floor) = later, earlier[0], end
+    width, linear = (4, "V") if composed else (2, "")
+    pieces = output_value(later_layer, h, linear)
+    nodes, legs = chain(pieces, later_layer.d_value, right_end - width * STEP, floor, first=first)
+    nodes = _numbered(nodes, 2)
+    axes = (1, 2) if composed else (1, 1)
+    legs.append(Leg(first + 1, first + 2, "stream", read_stream(later_layer, "V", linear)[1], axes=axes))
+    if not composed:
+        return [*nodes, Node("tensor", read_stream(later_layer, "V")[0], (right_end, floor))], legs
+    more, inner = _output_row(earlier, right_end - 2 * STEP, floor, first=first + 2)
+    nodes = [*nodes, *more, Node("tensor", read_stream(earlier_layer, "V")[0], (right_end, floor))]
+    nodes.append(Node("matrix", "A$^1$", (right_end, floor + _DROP)))
+    legs += [
+        *inner,
+        Leg(first + 3, first + 4, "stream", read_stream(earlier_layer, "V")[1], axes=(1, 1)),
+        Leg(first + 4, first + 5, "source", axes=(0, 1)),
+    ]
+    return nodes, legs
+
+
+def _output_row(
+    earlier: AttentionHead, x: float, y: float, *, first: int, mirrored: bool = False
+) -> tuple[list[Node], list[Leg]]:
+    """Return W_O W_V of the earlier head in a row; `mirrored` puts W_V first."""
+    layer, g = earlier
+    pieces = output_value(layer, g)
+    nodes, legs = chain(turned(pieces) if mirrored else pieces, layer.d_value, x, y, first=first)
+    return _numbered(nodes, 1), legs
+
+
+def _numbered(nodes: list[Node], layer: int) -> list[Node]:
+    """Return the nodes of weights with the number of their layer."""
+    return [replace(node, label=node.label.replace("$_", f"$^{layer}_")) for node in nodes]

@@ -1,0 +1,406 @@
+"""Head detectors: previous-token, duplicate-token and induction heads, from attention patterns and from weights.
+
+From patterns, averaged over the positions i that have such a j, in repeated sequences of random tokens:
+
+    previous     attention of position i to i - 1
+    duplicate    to all earlier positions j with the same token, t_j = t_i
+    induction    to all positions j with t_{j - 1} = t_i: the tokens that followed earlier occurrences
+
+From weights alone, previous: with the mean token embedding at every position the scores of a head depend on positions
+only; the score is the attention of the resulting pattern to the previous position.
+
+Matching. Let s(t, u) be the score of a query from token t with a key from token u, centred over u, because softmax is
+invariant to a shift. The margin of the own token is
+
+    mean over t of s(t, t)  /  root mean square of s    =    tr(T X) / sqrt(tr(T Q T^T K))
+
+a number of standard deviations, at most sqrt(d_head). Q, K and X are d_head x d_head: second moments over tokens of
+queries, of centred keys, and of queries with keys, all computed from the second moments of the token stream. T is the
+mean over distances of the key rotations where embeddings are rotary.
+
+Duplicate-token heads match a token with itself. Induction takes two heads: a head g that attends to the previous token
+and writes the input it read, and a later head h that matches its token with the output of g: the keys are
+W_V W_O of g times W_K of h. The score of h is
+
+    max over g in earlier layers of    previous(g) * matching(g, h)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._html import heat_image
+from tnlib._typing import Array
+from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib_adapters.attention.validation import as_index
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
+from tnlib_adapters.circuits.effective_head import (
+    StreamHead,
+    TokenPositionParts,
+    as_length,
+    split_queries_and_keys,
+    stream_head,
+)
+from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.frozen.frozen_stack import Head
+from tnlib_adapters.reference.embedding import TokenEmbedding
+from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import Weights, as_weights
+from tnlib_adapters.result_table import HeadTable, descending
+
+HeadKind = Literal["previous", "duplicate", "induction"]
+
+_LONGEST = 50  # tokens per segment
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatternScores(HeadTable):
+    """Attention scores of every head, returned by `pattern_scores` and `repeat_scores`.
+
+    Parameters
+    ----------
+    previous, duplicate, induction
+        (layers, heads), from 0 to 1; NaN where no position has a target.
+    chance
+        The same three scores for uniform attention: causal, or over all positions if some head attends to later ones.
+    """
+
+    previous: Array
+    duplicate: Array
+    induction: Array
+    chance: dict[HeadKind, float]
+
+    def largest(self, kind: HeadKind, n: int) -> list[tuple[Head, float]]:
+        """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
+        check_choice("PatternScores.largest", "kind", kind, get_args(HeadKind))
+        count = as_count("PatternScores.largest", "n", n, least=0)
+        shares: Array = getattr(self, kind)
+        at = [divmod(int(k), shares.shape[1]) for k in descending(shares, count)]
+        return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
+
+    _SCORES = ("previous", "duplicate", "induction")
+
+    @property
+    def _title(self) -> str:
+        return f"PatternScores of {self.previous.size} heads"
+
+    def _notes(self) -> list[str]:
+        return ["chance: " + ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.chance.items())]
+
+    def _picture(self) -> str:
+        return "".join(
+            f"<div>{kind}<br>{heat_image(getattr(self, kind), kind, width=160)}</div>" for kind in get_args(HeadKind)
+        )
+
+
+def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
+    """Return previous-token, duplicate-token and induction scores of every head.
+
+    Parameters
+    ----------
+    patterns
+        Per layer (batch, heads, n, n) or, for one sequence, (heads, n, n), for example `run(model, tokens).patterns`.
+    tokens
+        (batch, n) or (n,), integers: the input tokens of the patterns.
+
+    Returns
+    -------
+    PatternScores
+        `previous`, `duplicate`, `induction`, each (layers, heads), and their `chance`.
+
+    Raises
+    ------
+    ArgumentError
+        If shapes do not match.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> back = np.eye(6, k=-1)                                                    # attends to the previous token
+    >>> found = pattern_scores([back[None]], [7, 8, 9, 7, 8, 9])
+    >>> found.previous, found.induction
+    (array([[1.]]), array([[0.]]))
+    """
+    if not is_list(patterns):
+        raise ArgumentTypeError(
+            f"pattern_scores: patterns must be a list of arrays, one per layer, got {type(patterns).__name__}; "
+            "pass run(model, tokens).patterns."
+        )
+    rows = np.atleast_2d(to_numpy("pattern_scores", "tokens", tokens))
+    layers = [_four_legs(as_array("pattern_scores", "patterns", layer)) for layer in patterns]
+    expected = (len(rows), rows.shape[1], rows.shape[1])
+    for k, layer in enumerate(layers):
+        if (layer.shape[0], *layer.shape[2:]) != expected or layer.shape[1] != layers[0].shape[1]:
+            raise ArgumentError(
+                f"pattern_scores: patterns of layer {k} must have shape (batch, heads, n, n) with batch and n of "
+                f"tokens, {rows.shape}, and heads as in layer 0, got {layer.shape}; pass run(model, tokens).patterns."
+            )
+    if not layers:
+        raise ArgumentError("pattern_scores: patterns must hold at least one layer, got none; pass those of a model.")
+    n = rows.shape[1]
+    sees_later = any(np.triu(layer, 1).any() for layer in layers)
+    uniform = np.ones((n, n)) / n if sees_later else np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
+    targets = _targets(rows)
+    shares = {kind: np.stack([_share(layer, target) for layer in layers]) for kind, target in targets.items()}
+    alike = np.broadcast_to(uniform, (len(rows), 1, n, n))
+    return PatternScores(**shares, chance={kind: float(_share(alike, t)[0]) for kind, t in targets.items()})
+
+
+@accepts_models
+def repeat_scores(
+    model: Checkpoint | Weights,
+    *,
+    n_sequences: int = 4,
+    length: int | None = None,
+    rng: int | np.random.Generator = 0,
+) -> PatternScores:
+    """Return previous-token, duplicate-token and induction scores of every head on repeated random tokens.
+
+    Parameters
+    ----------
+    model
+        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`; run in float64.
+    n_sequences
+        Number of sampled sequences.
+    length
+        Length of the repeated segment. None: 50, or half the context of the model if that is shorter.
+    rng
+        Seed or generator for the sampled tokens.
+
+    Returns
+    -------
+    PatternScores
+        See `pattern_scores`.
+
+    Raises
+    ------
+    ArgumentError
+        If the model reads images, or its context is shorter than twice `length`.
+
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022), for the repeated random tokens.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = repeat_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), length=40)
+    >>> found.largest("previous", 1)[0][0], bool(found.induction[1].min() > 0.5)
+    ((0, 3), True)
+    """
+    weights = as_weights("repeat_scores", model)
+    if not isinstance(weights.embedding, TokenEmbedding):
+        raise ArgumentError(
+            f"repeat_scores: model must read tokens, got a {weights.architecture}, which reads images; "
+            "pass patterns to pattern_scores."
+        )
+    context, vocab = weights.context, len(weights.embedding.tokens)
+    longest = _LONGEST if context is None else min(_LONGEST, context // 2)
+    length = as_count("repeat_scores", "length", longest if length is None else length, least=2)
+    draw = as_rng("repeat_scores", rng)
+    segments = [
+        draw.choice(vocab, length, replace=vocab < length)
+        for _ in range(as_count("repeat_scores", "n_sequences", n_sequences))
+    ]
+    tokens = np.tile(np.stack(segments), (1, 2))
+    patterns = [run(weights, row).patterns for row in tokens]
+    return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
+
+
+def induction_targets(tokens: Array) -> Array:
+    """Return the tokens that followed earlier occurrences of the current one, bool (batch, n, n)."""
+    return _targets(tokens)["induction"]
+
+
+def _targets(tokens: Array) -> dict[HeadKind, Array]:
+    """Return the attention targets of each kind of head, bool (batch, n, n)."""
+    n = tokens.shape[1]
+    earlier = np.tril(np.ones((n, n), dtype=bool), -1)
+    same = (tokens[:, :, None] == tokens[:, None]) & earlier  # batch i j
+    successors = np.zeros_like(same)
+    successors[:, :, 1:] = same[:, :, :-1]
+    previous = np.broadcast_to(np.eye(n, k=-1, dtype=bool), same.shape)
+    return {"previous": previous, "duplicate": same, "induction": successors & earlier}
+
+
+def _share(patterns: Array, target: Array) -> Array:
+    """Return the attention weight on the targets, averaged over positions that have a target, (heads,)."""
+    has_target = target.any(axis=2)  # batch i
+    if not has_target.any():
+        return np.full(patterns.shape[1], np.nan)
+    weight = np.einsum("bhij,bij->bhi", patterns, target.astype(patterns.dtype))  # b h i [j]
+    total = np.einsum("bhi,bi->h", weight, has_target.astype(patterns.dtype))  # [b] h [i]
+    return np.asarray(total / has_target.sum())
+
+
+def _four_legs(patterns: Array) -> Array:
+    return patterns[None] if patterns.ndim == 3 else patterns
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WeightScores(HeadTable):
+    """Head scores from weights, returned by `weight_scores`.
+
+    Parameters
+    ----------
+    previous
+        (layers, heads): attention to the previous position in the pattern of the mean token, from 0 to 1.
+    duplicate
+        (layers, heads): margin of the own token over other tokens, in standard deviations.
+    matching
+        (layers, heads, layers, heads): the same for keys that read an earlier head; NaN unless it is earlier.
+    induction
+        (layers, heads): the largest product of `previous` of a writer and its `matching`; 0 in the first layer.
+    chance
+        `previous` of a head with uniform attention. The chance level of the other scores is 0.
+    """
+
+    previous: Array
+    duplicate: Array
+    matching: Array
+    induction: Array
+    chance: float
+
+    def writer(self, layer: int, head: int) -> tuple[int, int] | None:
+        """Return the earlier head with the largest part in the induction score of this one; None in the first layer."""
+        layer = as_index("WeightScores.writer", "layer", layer, len(self.previous))
+        head = as_index("WeightScores.writer", "head", head, self.previous.shape[1])
+        products = np.nan_to_num(self.previous[:, :, None, None] * self.matching)[:, :, layer, head]
+        at = np.unravel_index(int(products.argmax()), products.shape)
+        return (int(at[0]), int(at[1])) if products[at] > 0 else None
+
+    _SCORES = ("previous", "duplicate", "induction")
+
+    @property
+    def _title(self) -> str:
+        return f"WeightScores of {self.previous.size} heads"
+
+    def _notes(self) -> list[str]:
+        return [f"chance: previous {self.chance:.3f}, others 0"]
+
+
+@accepts_models
+@single_threaded_blas
+def weight_scores(
+    model: Checkpoint, *, length: int | None = None, vocabulary: Vocabulary | None = None
+) -> WeightScores:
+    """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
+
+    The stream is assumed to hold tokens, positions and the output of one earlier head. Outputs of other layers are
+    ignored, and so is the norm of the stream between two heads.
+
+    Parameters
+    ----------
+    model
+        A checkpoint or transformers model that reads tokens.
+    length
+        Sequence length. None: the context of the model, at most 256.
+    vocabulary
+        Result of `read_vocabulary(model)`.
+
+    Returns
+    -------
+    WeightScores
+        `previous`, `duplicate`, `matching`, `induction`.
+
+    Raises
+    ------
+    ArgumentError
+        If queries and keys are normalised, so that scores are not bilinear, or the sequence is too long.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Mechanistic theory" of induction.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = weight_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> bool(found.previous[0, 3] > 0.8), [found.writer(1, head) for head in range(4)]
+    (True, [(0, 3), (0, 3), (0, 3), (0, 3)])
+    """
+    if not as_one_stream("weight_scores", model, "model").attention(0).is_bilinear:
+        raise ArgumentError(
+            f"weight_scores: scores of model must be bilinear, but a {model.wiring.model_type} normalises "
+            "queries and keys or latent vectors; use repeat_scores, which runs the model."
+        )
+    words = as_vocabulary("weight_scores", model, vocabulary)
+    shape = (model.n_layers, model.sizes.n_heads)
+    heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
+    n = as_length("weight_scores", length, words, heads[0].attention)
+    moments = words.second_moments(heads[0].norm)
+    moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
+    writers = _Writers.of(heads, moved)
+    previous, duplicate = np.zeros(shape), np.zeros(shape)
+    matching = np.full(shape + shape, np.nan)
+    for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
+        parts = split_queries_and_keys(head, words, n, average=True)
+        previous[at] = np.diagonal(position_pattern(parts), -1).mean()
+        query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
+        turn = _mean_turn(parts)
+        query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
+        towards = turn @ query.T @ moved  # r [r] [d~] d~
+        rms = float(np.sqrt(max((query_moments * (key.T @ moved @ key)).sum(), 0.0)))
+        duplicate[at] = np.trace(towards @ key) / rms if rms else 0.0
+        if at[0]:
+            margins = writers.matching(query_moments, towards, key[:-1], number // shape[1] * shape[1])
+            matching[: at[0], :, *at] = margins.reshape(at[0], -1)
+    products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
+    visible = heads[0].attention.mask(n)
+    return WeightScores(
+        previous=previous,
+        duplicate=duplicate,
+        matching=matching,
+        induction=np.maximum(products, 0).max(axis=(0, 1)),
+        chance=float((1 / visible.sum(axis=1)[1:]).mean()),
+    )
+
+
+def position_pattern(parts: TokenPositionParts) -> Array:
+    """Return the pattern (n, n) of a head with the mean token at every position."""
+    layer, positions = parts.attention, np.arange(parts.n)
+    q = layer.as_queries(parts.queries + parts.queries_at, parts.queries_at, positions)
+    k = layer.as_keys(parts.keys + parts.keys_at, parts.keys_at, positions)
+    return np.asarray(layer.patterns_of(layer.scores_of(q[None], k[None], positions[:, None] - positions))[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Writers:
+    """Values and outputs of the writing heads: `reads` (d~, head, r) and `writes` (head, r, d) are the factors of OV.
+
+    `moments` (head, r, r) are the centred second moments over tokens of the values.
+    """
+
+    reads: Array
+    writes: Array
+    moments: Array
+
+    @classmethod
+    def of(cls, heads: list[StreamHead], moved: Array) -> _Writers:
+        """Return the factors of these heads; `moved` (d~, d~) are centred second moments of the token stream."""
+        operators = [head.attention.ov(0) for head in heads]
+        reads = np.stack([ov.left for ov in operators], axis=1)
+        gram = np.stack([ov.left.T @ moved @ ov.left for ov in operators])  # head r [d~] [d~] r
+        return cls(reads, np.stack([ov.right[:, :-1] for ov in operators]), gram)
+
+    def matching(self, query_moments: Array, towards: Array, key: Array, count: int) -> Array:
+        """Return the margin of the own token for keys that read the first `count` heads, (count,)."""
+        r = self.reads.shape[2]
+        written = parallel_matmul(self.writes[:count].reshape(-1, len(key)), key).reshape(count, r, -1)  # head r [d] r'
+        products = parallel_matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
+        traces = np.einsum("khr,hrk->h", products.reshape(-1, count, r), written)  # h [r k]
+        keys = written.transpose(0, 2, 1) @ self.moments[:count] @ written  # h r' [r] [r] r'
+        rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, query_moments), 0))
+        return np.asarray(np.divide(traces, rms, out=np.zeros(count), where=rms > 0))
+
+
+def _mean_turn(parts: TokenPositionParts) -> Array:
+    """Return the mean over all distances except 0 of the key rotations, acting on rows as k T."""
+    turns = parts.turns(np.arange(1, parts.n))
+    return np.eye(parts.queries.shape[1]) if turns is None else np.asarray(turns.mean(axis=0))

@@ -1,0 +1,151 @@
+"""Copying scores and bigrams against dense circuits from tokens to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_layers import branches, homogeneous
+from oracles import assert_close, normal
+from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters.circuits import (
+    bigrams,
+    copying,
+    copying_scores,
+    read_vocabulary,
+)
+from tnlib_adapters.circuits.effective_head import stream_head
+from tnlib_adapters.reference.weights import Weights, read_weights
+from token_streams import token_rows, without_weights
+from transformers_models import random_model
+
+NAMES = ["gpt2_lm", "gpt2_untied", "bert", "opt", "opt_narrow", "llama", "llama_biases", "qwen3", "gemma2", "bloom"]
+Opened = tuple[Checkpoint, Weights]
+
+
+def dense_circuit(weights: Weights, layer: int, head: int, tokens: Any = slice(None)) -> np.ndarray:
+    """The map from tokens to logits, rows centred: one number for every pair of tokens."""
+    branch = branches(weights)[layer]
+    x = token_rows(weights)[tokens]
+    x = x if branch.before is None else branch.before(x)
+    attention = branch.layer
+    written = (homogeneous(x) @ attention.ov(head).full())[:, :-1]
+    written = written if branch.behind is None else written * branch.behind.weight
+    final = weights.final_norm
+    if final is not None:
+        written = (written - written.mean(axis=1, keepdims=True) if final.centred else written) * final.weight
+    logits = written @ weights.unembed.affine.weight
+    return logits - logits.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "bert"])
+def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str], Opened]) -> None:
+    checkpoint, weights = opened(name)
+    for layer, head in ((0, 1), (1, 3)):
+        dense, found = dense_circuit(weights, layer, head), copying(checkpoint, layer, head)
+        values = np.linalg.eigvals(dense)
+        assert abs(found.eigenvalues.sum() - np.trace(dense)) < 1e-8 * np.abs(values).sum()
+        assert found.score == pytest.approx(values.real.sum() / np.abs(values).sum(), abs=1e-6)
+        largest = np.sort(np.abs(values))[::-1][: len(found.eigenvalues)]
+        np.testing.assert_allclose(np.abs(found.eigenvalues), largest, atol=1e-6 * largest[0])
+        assert (found.ranks == (dense >= np.diag(dense)[:, None]).sum(axis=1) - 1).all()
+        assert found.accuracy(len(dense)) == 1
+        assert copying_scores(checkpoint)[layer, head] == pytest.approx(found.score, abs=1e-6)
+
+
+def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tnlib_adapters.circuits.tokens.copying_and_bigrams import circuit_copying
+
+    random_model("gpt2_untied").double().save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    words, head = read_vocabulary(checkpoint), stream_head("stream_head", checkpoint, 1, 0)
+    moved = replace(words, unembed=words.unembed + 5 * normal((words.unembed.shape[1],)))
+    one, other = (circuit_copying(head, w, np.arange(len(w))) for w in (words, moved))
+    np.testing.assert_allclose(other.eigenvalues, one.eigenvalues, atol=1e-9 * abs(one.eigenvalues[0]))
+    assert (one.ranks == other.ranks).all()
+
+
+def test_a_sample_of_tokens_is_of_all_of_them(model: Checkpoint) -> None:
+    whole, part = copying(model, 1, 0), copying(model, 1, 0, sample=40, rng=1)
+    assert len(part.ranks) == 40
+    assert np.isin(part.ranks, whole.ranks).all()
+    assert (part.eigenvalues == whole.eigenvalues).all()
+    assert "of 40 tokens" in repr(part)
+    assert len(copying(model, 1, 0, sample=500).ranks) == 128
+
+
+def test_induction_heads_copy_and_nothing_else_does(model: Checkpoint) -> None:
+    scores = copying_scores(model)
+    assert scores[1].min() > 0.99
+    assert scores[0].max() < 0.5
+    assert min(copying(model, 1, head).accuracy(5) for head in range(4)) > 10 * 5 / 128
+
+
+@pytest.mark.parametrize("name", ["gpt2_untied", "llama", "bloom"])
+def test_sums_over_a_vocabulary_of_several_blocks(name: str, tmp_path: Path) -> None:
+    """5000 tokens: two blocks of rows, and three of logits."""
+    model = random_model(name)
+    model.resize_token_embeddings(5000, mean_resizing=False)
+    model.double().save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    weights, head, words = (
+        read_weights(checkpoint),
+        stream_head("stream_head", checkpoint, 1, 3),
+        read_vocabulary(checkpoint),
+    )
+    rows = token_rows(weights)
+    assert_close(words.variance, rows.var(axis=1))
+    x = homogeneous(without_weights(rows, head.norm))  # token d~
+    assert_close(words.second_moments(head.norm), x.T @ x / 5000)
+    unembed, final = weights.unembed.affine.weight, weights.final_norm  # d token
+    between = final.weight[:, None] * ((unembed - unembed.mean(axis=1, keepdims=True)) @ x)
+    between = between - between.mean(axis=0) if final.centred else between
+    assert_close(words.between(head.norm), between, factor=1024)
+
+    tokens = np.array([0, 1676, 1677, 4095, 4096, 4999])  # first and last ones of blocks
+    circuit, found = dense_circuit(weights, 1, 3, tokens), copying(checkpoint, 1, 3)
+    own = circuit[np.arange(len(tokens)), tokens]
+    assert (found.ranks[tokens] == (circuit >= own[:, None]).sum(axis=1) - 1).all()
+    ov = head.attention.ov(0).full()[:, :-1]  # d~ d
+    assert found.eigenvalues.sum() == pytest.approx(np.trace(between @ ov), rel=1e-9)
+    logits = (rows[tokens] if final is None else final(rows[tokens])) @ unembed
+    likeliest, pairs = np.argsort(-logits, axis=1)[:, :3], bigrams(checkpoint, k=3)
+    np.testing.assert_array_equal(pairs.successors[tokens], likeliest)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert_close(pairs.probabilities[tokens], np.take_along_axis(probabilities, likeliest, axis=1), factor=1024)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied", "opt_narrow", "gemma2", "llama_tied", "bloom"])
+def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tnlib_adapters.reference.model import run
+
+    random_model(name).double().save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    weights = read_weights(checkpoint)
+    bare = replace(weights, blocks=(), embedding=replace(weights.embedding, positions=None))
+    logits = run(bare, np.arange(50)[:, None]).logits[:, 0]
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    found = bigrams(checkpoint, k=4)
+    assert_close(found.probabilities, -np.sort(-p, axis=1)[:, :4], factor=1e3)
+    assert_close(np.take_along_axis(p, found.successors, axis=1), found.probabilities, factor=1e3)
+    some = bigrams(checkpoint, [7, 3], k=4)
+    assert (some.successors == found.successors[[7, 3]]).all()
+
+
+def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpoint) -> None:
+    llama = open_checkpoint(builtin_path("llama"))
+    found = bigrams(llama, k=1)
+    assert (found.successors[:, 0] == found.tokens).mean() > 0.8
+    assert "  ' self'  ' self'  " in repr(
+        bigrams(llama, [t for t in range(1024) if found.vocabulary.name(t) == "' self'"])
+    )
+    assert bigrams(model).probabilities.max() < 2 / 128
+    assert "128 tokens" in repr(bigrams(model))
