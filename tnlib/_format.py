@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._array_api import (
-    as_other_array,
-    astype,
     device_of,
     dtype_of,
     from_host,
@@ -25,11 +23,9 @@ from tnlib._array_api import (
 )
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
+from tnlib._stored_arrays import in_common_dtype, numbered, read_only
 from tnlib._typing import Array
-from tnlib._validate import advice_for, as_array, as_dtype, as_list, is_other_array, to_numpy
-
-MAX_NDIM = 64  # of a numpy array
-SMALL = 1 << 16  # entries that fit into any memory
+from tnlib._validate import advice_for, as_dtype, is_other_array, to_numpy
 
 F = TypeVar("F", bound="Format")
 P = ParamSpec("P")
@@ -428,63 +424,6 @@ def refuse_other_format(sign: str, a: Format, b: Any) -> None:
         )
 
 
-def refuse_too_large(value: Format) -> None:
-    """Raise where the dense array of `value` has more legs than numpy allows, or does not fit into memory."""
-    name, ndim, size = type(value).__name__, value.ndim, value.size
-    if ndim > MAX_NDIM:
-        raise ArgumentError(
-            f"{name}.full: a dense array must have at most {MAX_NDIM} legs, got {ndim}; contract some of them first."
-        )
-    if not fits_in_memory(size, value.dtype):
-        raise ArgumentError(
-            f"{name}.full: the dense array must fit into memory, got 2**{size.bit_length() - 1} numbers or more; "
-            "slice or contract it first."
-        )
-
-
-def refuse_unallocatable(function: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    """Raise where a stored array of this shape does not fit into memory."""
-    if not fits_in_memory(math.prod(shape), dtype):
-        raise ArgumentError(
-            f"{function}: every stored array must fit into memory, got one of shape {tuple(shape)}; lower its sizes."
-        )
-
-
-def fits_in_memory(size: int, dtype: np.dtype[Any]) -> bool:
-    """Test if an array of `size` numbers can be allocated: before a contraction fills memory piece by piece."""
-    try:
-        np.empty(size, dtype)  # reserved, and given back untouched
-    except (MemoryError, OverflowError, ValueError):
-        return False
-    return True
-
-
-def as_stored(format_name: str, parameter: str, a: Any, *, ndim: int | None = None, any_library: bool = False) -> Array:
-    """Return a read-only view of one stored array, finite and of a native dtype (a copy where that needs one).
-
-    With `any_library` an array of another library is stored as it is, otherwise as a numpy array.
-    """
-    if any_library and is_other_array(a):
-        return as_other_array(format_name, parameter, a, ndim=ndim)  # type: ignore[no-any-return]
-    return read_only(as_array(format_name, parameter, a, ndim=ndim))
-
-
-def as_stored_list(
-    format_name: str, noun: str, arrays: Any, *, ndim: int, any_library: bool = False
-) -> tuple[Array, ...]:
-    """Return a non-empty tuple of stored arrays, see `as_stored`; messages call array k "noun k"."""
-    checked = as_list(format_name, f"{noun}s", arrays, "arrays")
-    return tuple(
-        as_stored(format_name, f"{noun} {k}", a, ndim=ndim, any_library=any_library) for k, a in enumerate(checked)
-    )
-
-
-def in_common_dtype(arrays: Sequence[Array]) -> list[Array]:
-    """Return arrays, all of one library, in the dtype that they promote to."""
-    dtype = np.result_type(*map(dtype_of, arrays))
-    return [a if dtype_of(a) == dtype else astype(a, dtype) for a in arrays]
-
-
 def refuse_mixed_libraries(function: str, **values: Format) -> None:
     """Raise where the arrays of some `values`, by parameter, are of another library than those of the others."""
     libraries = {value.library for value in values.values()}
@@ -502,20 +441,6 @@ def with_arrays_of(x: Any, fit: Fit[F]) -> Fit[F]:
     return replace(fit, value=fit.value._with_arrays(lambda a: from_host(a, x)))
 
 
-def set_fields(value: Format, **fields: Any) -> None:
-    """Set validated fields of a frozen dataclass, in its `__post_init__`."""
-    vars(value).update(fields)
-
-
-def read_only(a: Array) -> Array:
-    """Return a view of `a` that cannot be written to; arrays of other libraries as they are."""
-    if not isinstance(a, np.ndarray) or not a.flags.writeable:
-        return a
-    view = a.view()
-    view.setflags(write=False)
-    return view
-
-
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or is_other_array(value)
 
@@ -523,8 +448,3 @@ def _is_array(value: Any) -> bool:
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
-
-
-def numbered(arrays: Mapping[str, Array], prefix: str) -> tuple[Array, ...]:
-    """Return the arrays named `prefix`.0, `prefix`.1, ... in order."""
-    return tuple(arrays[f"{prefix}.{k}"] for k in range(sum(key.startswith(f"{prefix}.") for key in arrays)))

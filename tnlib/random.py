@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
-from tnlib._format import refuse_unallocatable
+from tnlib._stored_arrays import refuse_unallocatable
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, as_sizes_of_each
 from tnlib.formats.cp.format import CP

@@ -13,7 +13,7 @@ import pytest
 
 import tnlib
 from tnlib import LinearFormat, Operator, register
-from tnlib._format import as_stored
+from tnlib._stored_arrays import as_stored
 from tnlib.drawing import Diagram, Leg, Node
 from tnlib.linalg.scaling import Scaled, norm
 from tnlib.linalg.truncation import TruncationBudget

@@ -24,7 +24,7 @@ from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.passes import Passes, add
 from tnlib.out_of_core.tiles import Partial, TileData, block_index, block_name, join_blocks, joined_size
 
-_DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.projection`
+_DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.gram`
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
 _ROWS_OF_CHUNKS = 512
 

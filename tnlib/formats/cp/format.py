@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, as_stored, as_stored_list, refuse_too_large, set_fields
+from tnlib._format import LinearFormat
+from tnlib._stored_arrays import as_stored, as_stored_list, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib.linalg.multilinear import khatri_rao
 from tnlib.linalg.orthogonal import r_factor

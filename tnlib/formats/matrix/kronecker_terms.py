@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large, set_fields
+from tnlib._format import LinearFormat, Operator
+from tnlib._stored_arrays import as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib._validate import as_list, to_numpy
 from tnlib.formats.matrix.low_rank import LowRank

@@ -11,7 +11,8 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._fit import wrong_type
-from tnlib._format import LinearFormat, Operator, as_stored, refuse_too_large, set_fields
+from tnlib._format import LinearFormat, Operator
+from tnlib._stored_arrays import as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib._validate import as_real
 from tnlib.linalg.canonical_basis import group_basis_change

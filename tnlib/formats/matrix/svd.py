@@ -13,7 +13,8 @@ import numpy.typing as npt
 from tnlib._array_api import astype, contiguous, dtype_of, permute, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
-from tnlib._format import Format, as_stored, numpy_arrays, refuse_too_large, set_fields, with_arrays_of
+from tnlib._format import Format, numpy_arrays, with_arrays_of
+from tnlib._stored_arrays import as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
 from tnlib.formats.matrix.low_rank import LowRank, scaled_product_svd

@@ -12,17 +12,14 @@ import numpy.typing as npt
 
 from tnlib._array_api import contiguous, dtype_of, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
-from tnlib._format import (
+from tnlib._format import LinearFormat, numpy_arrays, refuse_different_legs, refuse_other_format
+from tnlib._stored_arrays import (
     MAX_NDIM,
     SMALL,
-    LinearFormat,
     as_stored_list,
     in_common_dtype,
     numbered,
-    numpy_arrays,
     read_only,
-    refuse_different_legs,
-    refuse_other_format,
     refuse_too_large,
     set_fields,
 )

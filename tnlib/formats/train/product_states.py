@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._format import refuse_unallocatable
+from tnlib._stored_arrays import refuse_unallocatable
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_dtype, as_list, as_sizes
 from tnlib.formats.train.format import TensorTrain

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._format import Format, as_stored_list, set_fields
+from tnlib._format import Format
+from tnlib._stored_arrays import as_stored_list, set_fields
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain, as_log_scale
 from tnlib.formats.train.round import schmidt_form

@@ -11,7 +11,8 @@ import numpy as np
 
 from tnlib._array_api import contiguous, refuse_different_libraries
 from tnlib._errors import ArgumentError
-from tnlib._format import MAX_NDIM, LinearFormat, as_stored, as_stored_list, numpy_arrays, refuse_too_large, set_fields
+from tnlib._format import LinearFormat, numpy_arrays
+from tnlib._stored_arrays import MAX_NDIM, as_stored, as_stored_list, refuse_too_large, set_fields
 from tnlib._typing import Array
 from tnlib._validate import as_list
 from tnlib.linalg.multilinear import mode_product

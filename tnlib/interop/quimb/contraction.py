@@ -16,7 +16,7 @@ import quimb.tensor as qtn
 from cotengra.contract import einsum, tensordot
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import fits_in_memory
+from tnlib._stored_arrays import fits_in_memory
 from tnlib._typing import Array
 from tnlib._validate import as_count, is_list
 from tnlib.interop.quimb.network_arguments import (

@@ -11,7 +11,8 @@ import numpy as np
 import quimb.tensor as qtn
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._format import MAX_NDIM, Format, fits_in_memory, numbered
+from tnlib._format import Format
+from tnlib._stored_arrays import MAX_NDIM, fits_in_memory, numbered
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs, as_real
 from tnlib.interop.quimb.contraction import contract, contract_scaled

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, roundoff
-from tnlib._format import MAX_NDIM
+from tnlib._stored_arrays import MAX_NDIM
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng, as_rtol, as_sizes, refuse_foreign_keywords
 from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded
