@@ -22,7 +22,6 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.placement import Placement
     from tnlib_adapters.instrument.running_model import RunningModel
-    from tnlib_adapters.instrument.stored_weights import Change
 
 
 class SourceModel:
@@ -36,8 +35,6 @@ class SourceModel:
         Of a model of text, with its tokenizer.
     max_tokens
         Tokens that are read of each line of a text, or in each window.
-    function
-        Calling function, for messages.
     limits
         Memory of the running model; None for the defaults.
     placement
@@ -48,11 +45,10 @@ class SourceModel:
         self,
         checkpoint: Checkpoint,
         max_tokens: int = MAX_TOKENS,
-        function: str = "compress",
         limits: Limits | None = None,
         placement: Placement | None = None,
     ) -> None:
-        self.checkpoint, self.max_tokens, self.function = checkpoint, max_tokens, function
+        self.checkpoint, self.max_tokens = checkpoint, max_tokens
         self._limits, self._placement = limits, placement
 
     @cached_property
@@ -70,14 +66,10 @@ class SourceModel:
         """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
-        opened = partial(open_running, checkpoint, self.function, self.max_tokens, placement=self._placement)
+        opened = partial(open_running, checkpoint, "compress", self.max_tokens, placement=self._placement)
         if self._limits is None:
             return opened()
         return opened(batch_tokens=self._limits.tokens, max_weights=self._limits.weights)
-
-    def copy(self, change: Change | None = None) -> RunningModel:
-        """Return a copy of the original, whose weights may be changed; `change` is applied to every group of them."""
-        return self.original.changed(change)
 
 
 def request_placement(request: Request) -> Placement | None:

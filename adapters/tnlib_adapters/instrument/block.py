@@ -16,7 +16,7 @@ from torch.func import functional_call
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import NAMES, Products, Projections, join_modules, put_together
 from tnlib_adapters.instrument.block_passes import Call
-from tnlib_adapters.instrument.running_model import Layer, RunningModel, find_module
+from tnlib_adapters.instrument.running_model import RunningLayer, RunningModel, find_module
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Block:
     k: int
 
     @property
-    def layer(self) -> Layer:
+    def layer(self) -> RunningLayer:
         """The block and its projections."""
         return self.model.layers[self.k]
 

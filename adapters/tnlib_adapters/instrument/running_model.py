@@ -60,7 +60,7 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Layer:
+class RunningLayer:
     """One block of the model and the four projections of its attention."""
 
     block: nn.Module
@@ -102,7 +102,7 @@ class RunningModel:
     model: Any
     tokenizer: Any
     wiring: Wiring
-    layers: tuple[Layer, ...]
+    layers: tuple[RunningLayer, ...]
     max_tokens: int = MAX_TOKENS
     function: str = "evaluate"
     weights: StoredWeights | None = None
@@ -269,7 +269,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
                 slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
                 columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
-        layers.append(Layer(modules[layer.module], projections))
+        layers.append(RunningLayer(modules[layer.module], projections))
     return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens, function)
 
 

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.transformers_plugin.factored_linear import Borrowed, Cost, FactoredLinear, Factors, shapes
+from tnlib_adapters.transformers_plugin.factored_linear import (
+    Borrowed,
+    FactoredLinear,
+    Factors,
+    Multiplications,
+    shapes,
+)
 
 
 class DenseLinear(FactoredLinear):
@@ -50,6 +56,6 @@ class DenseLinear(FactoredLinear):
         chosen = stack if self._first is None else stack[self._first]
         return chosen.permute(self._order).reshape(self.in_features, self.out_features)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return the size of W, and 0."""
-        return Cost(self.in_features * self.out_features, 0)
+        return Multiplications(self.in_features * self.out_features, 0)

@@ -36,7 +36,7 @@ class Borrowed(NamedTuple):
     formats: Mapping[str, IntegerFormat]  # of the parts in integers
 
 
-class Cost(NamedTuple):
+class Multiplications(NamedTuple):
     """Numbers of multiplications of the two ways to apply a layer."""
 
     per_row: int  # factor by factor
@@ -159,7 +159,7 @@ class FactoredLinear(nn.Module, ABC):
         """Return W of shape (in_features, out_features), multiplied out in the factors' dtype or in this one."""
 
     @abstractmethod
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return the numbers of multiplications per row, and for multiplying out."""
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
@@ -301,10 +301,10 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
         """Return left right."""
         return self.part("left", dtype) @ self.part("right", dtype)  # m [r], [r] n
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return r (in + out), and r in out."""
         ((_, r),) = self.shapes_of("left")
-        return Cost(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
+        return Multiplications(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
 
 
 class CorrectedLinear(LowRankLinear):
@@ -333,10 +333,10 @@ class CorrectedLinear(LowRankLinear):
         """Return whole + left right."""
         return self.part(self._whole, dtype) + super().matrix(dtype)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return in out + r (in + out), and r in out."""
         cost = super().cost()
-        return Cost(cost.per_row + self.in_features * self.out_features, cost.forming)
+        return Multiplications(cost.per_row + self.in_features * self.out_features, cost.forming)
 
 
 def _values_name(parameter: str) -> str:

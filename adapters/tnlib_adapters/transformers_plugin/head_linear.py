@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tnlib_adapters.factors.expansion import places
-from tnlib_adapters.transformers_plugin.factored_linear import Borrowed, Cost, FactoredLinear, shapes
+from tnlib_adapters.transformers_plugin.factored_linear import Borrowed, FactoredLinear, Multiplications, shapes
 
 
-class _Heads(FactoredLinear):
+class _HeadLinear(FactoredLinear):
     """Base class: indices of the used inner dimensions, and padding with zeros."""
 
     filled: Tensor | None
@@ -48,12 +48,12 @@ class _Heads(FactoredLinear):
             return y
         return y.new_zeros(*y.shape[:-1], self.width).index_copy(-1, self.filled, y)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return the size of the factor, and 0: multiplying out only adds zeros."""
-        return Cost(self.rank * (self.in_features + self.out_features - self.width), 0)
+        return Multiplications(self.rank * (self.in_features + self.out_features - self.width), 0)
 
 
-class IntoHeads(_Heads):
+class IntoHeads(_HeadLinear):
     """x (..., d_model) to heads: a factor (d_model, r), or its transpose; one more row holds the bias."""
 
     def __init__(
@@ -103,7 +103,7 @@ class IntoHeads(_Heads):
         return self.spread(rows[-1]) if len(rows) > self.in_features else super().added(dtype)
 
 
-class OutOfHeads(_Heads):
+class OutOfHeads(_HeadLinear):
     """Heads to x (..., d_model): a factor (r, d_model)."""
 
     def __init__(self, factors: Borrowed, ranks: Sequence[int], d_head: int) -> None:

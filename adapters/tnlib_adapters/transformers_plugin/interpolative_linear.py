@@ -16,9 +16,9 @@ from torch.nn import functional
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
-    Cost,
     FactoredLinear,
     Factors,
+    Multiplications,
     must_agree,
     shapes,
 )
@@ -83,11 +83,11 @@ class InterpolativeLinear(FactoredLinear):
             return row
         return super().added(dtype)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return r (m - r + out), and r (m - r) out."""
         r = len(self.unit_rows)
         others = self.n_rows - r
-        return Cost(r * (others + self.out_features), r * others * self.out_features)
+        return Multiplications(r * (others + self.out_features), r * others * self.out_features)
 
     def left_factor(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return L with its unit rows, and with the bias row if there is one."""

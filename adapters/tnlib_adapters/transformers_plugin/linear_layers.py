@@ -47,7 +47,7 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Products(NamedTuple):
+class _TwoLayers(NamedTuple):
     """x -> (x left + inner_bias) right + bias, for left (m, r) and right (r, n)."""
 
     left: Tensor
@@ -59,7 +59,7 @@ class _Products(NamedTuple):
 class _SharedInput(nn.Module):
     """Products of one input with a common first layer, whose outputs are put together as those of one projection."""
 
-    def __init__(self, products: Sequence[_Products], groups: int | None, d_head: int) -> None:
+    def __init__(self, products: Sequence[_TwoLayers], groups: int | None, d_head: int) -> None:
         super().__init__()
         self.groups, self.d_head = groups, d_head
         padded = [_padded(product) for product in products]
@@ -90,32 +90,32 @@ def _linear(layer: FactoredLinear | SideBySide) -> nn.Module:
     return nn.Sequential(_layer(left, inner_bias), _layer(right, bias))
 
 
-def _products(layer: FactoredLinear) -> _Products | None:
+def _products(layer: FactoredLinear) -> _TwoLayers | None:
     """Return the factors of a low-rank layer; None for another kind."""
     if type(layer) is LowRankLinear:
-        return _Products(layer.part("left"), None, layer.part("right"), layer.added())
+        return _TwoLayers(layer.part("left"), None, layer.part("right"), layer.added())
     if isinstance(layer, InterpolativeLinear):
         rows, m, right = layer.left_factor(), layer.in_features, layer.part("right")
         return (
-            _Products(rows[:m], rows[m], right, None)
+            _TwoLayers(rows[:m], rows[m], right, None)
             if layer.has_bias_row
-            else _Products(rows, None, right, layer.added())
+            else _TwoLayers(rows, None, right, layer.added())
         )
     return None
 
 
-def _rank(product: _Products) -> int:
+def _rank(product: _TwoLayers) -> int:
     rank = max(1, len(product.right))  # torch warns of layers without numbers
     return rank + -rank % _VECTOR
 
 
-def _padded(product: _Products) -> _Products:
+def _padded(product: _TwoLayers) -> _TwoLayers:
     """Return the products with zeros up to a rank that is a multiple of `_VECTOR`."""
     left, inner_bias, right, bias = product
     extra = _rank(product) - len(right)
     pad = nn.functional.pad
     inner_bias = None if inner_bias is None else pad(inner_bias, (0, extra))
-    return _Products(pad(left, (0, extra)), inner_bias, pad(right, (0, 0, 0, extra)), bias)
+    return _TwoLayers(pad(left, (0, extra)), inner_bias, pad(right, (0, 0, 0, extra)), bias)
 
 
 def _layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

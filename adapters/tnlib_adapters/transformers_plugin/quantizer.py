@@ -152,7 +152,7 @@ class TnlibQuantizer(HfQuantizer):
         return True
 
 
-class _Layer(NamedTuple):
+class _FactoredModule(NamedTuple):
     """One attention layer of a model, the descriptions of its factors, and its wiring."""
 
     attention: nn.Module
@@ -174,12 +174,12 @@ class _Layer(NamedTuple):
         return set(held) <= set("".join(description.held_biases(d_model) for description in self.described))
 
 
-def _layers(model: nn.Module, config: TnlibConfig) -> list[_Layer]:
+def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
     wiring, described = _wire(model.config), _described(model, config)
     layers = []
     for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
         own = [description for description in described if description.of and description.module == module]
-        layers += [_Layer(_find(model, layer.attention.parent), own, layer.attention)] if own else []
+        layers += [_FactoredModule(_find(model, layer.attention.parent), own, layer.attention)] if own else []
     return layers
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from tnlib import TTMatrix
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
-    Cost,
     FactoredLinear,
     Factors,
+    Multiplications,
     contract,
     count,
     must_agree,
@@ -61,7 +61,7 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
             w = w.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # (m m') (n n') r'
         return w[..., 0]
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return the multiplications of both loops."""
         per_row = forming = 0
         written, left, formed = 1, self.in_features, 1
@@ -70,4 +70,4 @@ class TTLinear(FactoredLinear, formats=(TTMatrix,)):
             written, left = written * n, left // m
             forming += formed * r * m * n * after if k else 0
             formed *= m * n
-        return Cost(per_row, forming)
+        return Multiplications(per_row, forming)

@@ -15,9 +15,9 @@ from tnlib._typing import Array
 from tnlib._validate import is_list
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
-    Cost,
     FactoredLinear,
     Factors,
+    Multiplications,
     contract,
     count,
     must_agree,
@@ -113,7 +113,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
                 full = contract(full, factor, (0,), (1,))  # [r] rest, n [r] -> rest n
         return self._as_matrix(full)
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return the multiplications of both loops."""
         ranks = list(self._ranks())
         live = [self.sizes[leg] for leg in self.inputs]
@@ -130,7 +130,7 @@ class TuckerLinear(_WithLegs, formats=(Tucker,)):
         for leg, n in enumerate(self.sizes):
             forming += math.prod(live) * n
             live[leg] = n
-        return Cost(per_row, forming)
+        return Multiplications(per_row, forming)
 
     def _in_core(self, leg: int) -> bool:
         """Test if `_core` includes the factor of a leg."""
@@ -182,12 +182,12 @@ class CPLinear(_WithLegs, formats=(CP,)):
         written = _khatri_rao([factors[leg] for leg in self.outputs])  # out R
         return (read * self.part("weights", dtype)) @ written.T  # in [R], out [R]
 
-    def cost(self) -> Cost:
+    def cost(self) -> Multiplications:
         """Return R (in + out) plus the cost of merging legs, and R in out."""
         rank = self.part("weights").shape[0]
         merged = self.in_features // self.sizes[self.inputs[-1]] + self.out_features // self.sizes[self.outputs[-1]]
         both = self.in_features + self.out_features
-        return Cost(rank * (both + merged), rank * (both + self.in_features * self.out_features))
+        return Multiplications(rank * (both + merged), rank * (both + self.in_features * self.out_features))
 
 
 def _named(factors: Sequence[Array]) -> dict[str, Array]:
