@@ -33,6 +33,8 @@ demo: $(VENV)/.installed
 # process starts with a row of neighbouring files, whose models it makes once, and takes tests of another when it is done.
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export OMP_NUM_THREADS = 1
+# Rewritten tests and compiled modules are kept: each worker and each process that a test starts reads them.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow"
 

@@ -40,9 +40,11 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
         raise ArgumentTypeError(
             f"{function}: {parameter} must be dense and without a mask, got a {type(x).__name__}; pass {remedy}."
         )
+    is_torch = hasattr(x, "resolve_conj")
+    if is_torch:
+        refuse_without_entries(function, parameter, x)
     try:
-        if hasattr(x, "resolve_conj"):  # a torch tensor
-            refuse_without_entries(function, parameter, x)
+        if is_torch:
             x = x.detach().cpu().resolve_conj().resolve_neg()
             x = x.float() if str(x.dtype) == "torch.bfloat16" else x
         a = np.asarray(x)

@@ -92,7 +92,7 @@ def _multiplications(checkpoint: Checkpoint) -> int:
     """Return the multiplications per token: one for every number of a weight or factor, none for biases."""
     if checkpoint.factored is None:
         return sum(info.size for info in _attention(checkpoint) if len(info.shape) == 2)
-    return 2 * checkpoint.sizes.d_model * sum(sum(own.ranks) for own in checkpoint.factored)
+    return 2 * checkpoint.sizes.d_model * sum(sum(layer.ranks) for layer in checkpoint.factored)
 
 
 _GREEN, _GREY = "#00602b", "#777777"

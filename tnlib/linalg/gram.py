@@ -1,11 +1,15 @@
-"""Gram matrices and thin products of long arrays, in double precision for any input."""
+"""Gram matrices, thin products and projections of long arrays, in double precision for any input."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from tnlib._array_api import adjoint
 from tnlib._typing import Array
-from tnlib.linalg.threads import run_parallel, split_range, thread_count
+from tnlib.linalg.scaling import norm
+from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thread_count
 
 # Multiplications from which the kernels are used; BLAS does fewer in a millisecond or two, and loading takes longer.
 KERNEL_WORK = 1 << 24
@@ -24,7 +28,7 @@ def gram(a: Array) -> Array:
 
 def gram_by_kernel(a: Array) -> Array:
     """Return `gram` of a real array by the compiled kernel, over slabs or columns in parallel."""
-    from tnlib.linalg.kernels.dot_products import add_gram
+    from tnlib.linalg.kernels import add_gram
 
     slabs, m, n = a.shape
     padded = -(-m // 4) * 4
@@ -63,7 +67,7 @@ def times_adjoint(a: Array, b: Array) -> Array:
 
 def times_adjoint_by_kernel(a: Array, b: Array) -> Array:
     """Return `times_adjoint` of real arrays by the compiled kernel, over rows in parallel."""
-    from tnlib.linalg.kernels.dot_products import times_rows
+    from tnlib.linalg.kernels import times_rows
 
     m, n = a.shape
     rows, padded = m // 4 * 4, -(-len(b) // 4) * 4
@@ -86,3 +90,76 @@ def times_adjoint_by_blas(a: Array, b: Array) -> Array:
     for i in range(0, m, step):
         np.matmul(a[i : i + step].astype(wide, copy=False), adjoint, out=out[i : i + step])  # m [n] l
     return out
+
+
+_DIFFERENCE = 1e-11  # a difference of squares above this part of them is right to a few parts in a thousand
+_ROUNDING = 1e-14  # of the squares
+_PROJECTED_BLOCK = 1 << 20  # entries
+_TALL = 1024  # rows from which the kernel is faster than BLAS
+_KERNEL_BLOCK = (64, 512)  # rows and columns
+
+
+def adjoint_times(e: Array, a: Array) -> Array:
+    """Return e^H a[p] for every p, (p, r, n) in double precision, of `e` (m, r) and `a` (p, m, n)."""
+    slabs, m, n = a.shape
+    if not isinstance(a, np.ndarray):
+        return adjoint(e) @ a  # p r [m] n, in their own precision
+    dtype = np.result_type(e, a, np.float64)
+    if slabs == 1 and m >= _TALL and m * n * e.shape[1] >= KERNEL_WORK and dtype.kind != "c":
+        return adjoint_times_by_kernel(e, a[0])[None]
+    e_adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
+    out = np.empty((slabs, len(e_adjoint), n), dtype)
+    if a.size <= _PROJECTED_BLOCK // 8:
+        return np.matmul(e_adjoint, a.astype(dtype, copy=False), out=out)  # p r [m] n
+    block = _PROJECTED_BLOCK if a.dtype == dtype else _PROJECTED_BLOCK // 8  # a converted block is held twice
+    columns, block_slabs = max(1, min(n, block // m)), max(1, block // (m * n))
+
+    def multiply(slab: tuple[int, int], column: tuple[int, int]) -> None:
+        for p in range(*slab, block_slabs):
+            for k in range(*column, columns):
+                part = slice(p, min(p + block_slabs, slab[1])), slice(None), slice(k, min(k + columns, column[1]))
+                np.matmul(e_adjoint, a[part].astype(dtype, copy=False), out=out[part])  # p r [m] n
+
+    parts = thread_count() if a.size > _PROJECTED_BLOCK else 1
+    if slabs > 1:
+        run_parallel(multiply, [(slab, (0, n)) for slab in split_range(slabs, parts)])
+    else:
+        run_parallel(multiply, [((0, 1), column) for column in split_range(n, parts, multiple=8)])
+    return out
+
+
+def adjoint_times_by_kernel(e: Array, a: Array) -> Array:
+    """Return e^H a (r, n) of real `e` (m, r) and `a` (m, n) by the compiled kernel, over rows in parallel."""
+    from tnlib.linalg.kernels import add_combinations
+
+    e_adjoint = np.ascontiguousarray(e.T, np.result_type(e, np.float64))
+    rows = len(a) // 8 * 8
+    parts = split_range(rows, thread_count(), multiple=8)
+    sums = np.zeros((len(parts), len(e_adjoint), a.shape[1]))
+    pieces = [(e_adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
+    run_parallel(add_combinations, pieces)
+    return np.asarray(sums.sum(axis=0) + e_adjoint[:, rows:] @ a[rows:])  # r [m] n
+
+
+def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:
+    """Return e^H a (r, n) of `a` (m, n) and `e` (m, r) with orthonormal columns, and norm(a - e e^H a).
+
+    The projection and its error are orthogonal, so the square of the error is the difference of two squares. Where that
+    is not above roundoff the error is measured instead, unless roundoff is `negligible`. `size` is the norm of `a` if
+    it is known.
+    """
+    projected = adjoint_times(e, a.reshape(1, *a.shape)).reshape(e.shape[1], -1)  # r [m] n
+    square = (norm(a) if size is None else size) ** 2
+    difference = max(0.0, square - norm(projected) ** 2) + _ROUNDING * square
+    if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
+        return projected, math.sqrt(difference)
+    return projected, residual_norm(a, e, projected)
+
+
+def residual_norm(a: Array, left: Array, right: Array) -> float:
+    """Return norm(a - left @ right) of `a` (m, n), `left` (m, r) and `right` (r, n), in blocks of columns."""
+    step = max(1, _PROJECTED_BLOCK // len(a))
+    parts = []
+    for k in range(0, a.shape[1], step):
+        parts.append(norm(a[:, k : k + step] - parallel_matmul(left, right[:, k : k + step])))  # m [r] n
+    return norm(np.array(parts))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tnlib._format import Format
 from tnlib._registry import require
-from tnlib.formats.degenerate import Groups
+from tnlib.linalg.canonical_basis import Groups
 from tnlib.linalg.threads import single_threaded_blas
 
 F = TypeVar("F", bound=Format)

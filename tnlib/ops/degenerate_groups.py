@@ -15,13 +15,13 @@ from tnlib._registry import require
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_rtol
 from tnlib.formats.cp.format import CP
-from tnlib.formats.degenerate import Groups, as_groups, default_groups
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg import canonical_basis as bases
+from tnlib.linalg.canonical_basis import Groups, as_groups, default_groups
 from tnlib.linalg.threads import single_threaded_blas
 
 

@@ -18,10 +18,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.gram import gram
+from tnlib.linalg.gram import adjoint_times, gram, residual_norm
 from tnlib.linalg.gram_svd import LeftSVD, gram_resolution, svd_of_gram
 from tnlib.linalg.orthogonal import r_factor
-from tnlib.linalg.projection import adjoint_times, residual_norm
 from tnlib.linalg.scaling import in_safe_range, shift, squares
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.truncation import TruncationBudget

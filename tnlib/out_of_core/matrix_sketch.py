@@ -26,10 +26,10 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.linalg.multilinear import solve_tall
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import largest, norm, shift
-from tnlib.linalg.solve import solve_tall
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import Tile

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import times_adjoint
-from tnlib.linalg.projection import adjoint_times, residual_norm
-from tnlib.linalg.row_sampling import LEAST_ROWS, sampled_rows
+from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.randomized import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.passes import Passes, add
@@ -131,14 +130,14 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
         rows = _rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
         return {block_name(data.tile, range(len(data.tile))): shift(rows, data.exponent)}
 
-    own = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
-    total = passes.reduce(source, own, work, add)
+    sampled = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
+    total = passes.reduce(source, sampled, work, add)
     position, start = {}, 0  # of the rows of a group in the sample
     for group, rows in numbers.items():
         position[group] = slice(start, start + len(rows))
         start += len(rows)
     out = np.empty((start, *(source.shape[a] for a in kept)), source.dtype)
-    for tile in own:
+    for tile in sampled:
         index = (position[tuple(tile[a] for a in leading)], *block_index(tile, kept))
         out[index] = total[block_name(tile, range(len(tile)))].reshape(out[index].shape)
     return out.reshape(start, -1)[rng.permutation(start)]

@@ -128,16 +128,16 @@ def _tiles_of_chunks(
     if joined_size(source, whole) > limit.largest_tile:
         if math.prod(source.shape[a] for a in whole) * source.dtype.itemsize > limit.largest_tile:
             raise _too_large(source, whole, limit)
-        largest = tuple(max(stop - start for start, stop in itertools.pairwise(own)) for own in edges)
+        largest = tuple(max(stop - start for start, stop in itertools.pairwise(bounds)) for bounds in edges)
         raise ArgumentError(
             f"{source.function}: {source.parameter} must have chunks that join to at most {limit.largest_tile:,} bytes "
             f"with legs {tuple(whole)} whole, got {joined_size(source, whole):,} for {largest}; pass "
-            f"{source.rechunk_advice(whole)}, or raise memory."
+            f"{source.rechunk_advice(whole)}, or raise storage.memory."
         )
     for a in reversed(range(len(edges))):
         size = _largest(edges) * source.dtype.itemsize
         edges[a] = _merged(edges[a], min(-(-limit.tile // size), limit.largest_tile // (2 * size)))
-    return list(itertools.product(*(itertools.pairwise(own) for own in edges)))
+    return list(itertools.product(*(itertools.pairwise(bounds) for bounds in edges)))
 
 
 def joined_size(source: ArraySource, whole: Collection[int]) -> int:
@@ -155,7 +155,7 @@ def _edges_with_whole(
 
 def _largest(edges: Sequence[Sequence[int]]) -> int:
     """Return the number of entries of the largest tile between these edges."""
-    return math.prod(max(stop - start for start, stop in itertools.pairwise(own)) for own in edges)
+    return math.prod(max(stop - start for start, stop in itertools.pairwise(bounds)) for bounds in edges)
 
 
 def _merged(edges: Sequence[int], count: int) -> Sequence[int]:
@@ -169,5 +169,5 @@ def _too_large(source: ArraySource, whole: Collection[int], limit: MemoryLimit) 
     needed = 6 * math.prod(source.shape[a] for a in whole) * source.dtype.itemsize
     return ArgumentError(
         f"{source.function}: storage.memory must be at least {needed:,} bytes for legs {tuple(whole)} of an array of "
-        f"shape {source.shape}, got {limit.total:,}; raise memory or split these legs."
+        f"shape {source.shape}, got {limit.total:,}; raise it, or split these legs."
     )

@@ -1,7 +1,6 @@
 r"""Measurements of attention heads for the inspection page: spectra, gauge freedom, head scores, heads in tokens.
 
-Schmidt values are the singular values of an operator, those of the bond between its two sides. The effective rank is
-the participation ratio (sum s^2)^2 / sum s^4.
+Schmidt values are the singular values of an operator, those of the bond between its two sides.
 """
 
 from __future__ import annotations
@@ -71,18 +70,6 @@ def spectra(layers: Sequence[Attention], distances: Sequence[int | None]) -> Spe
 
     ov = np.array([[_values(layer.ov(h)) for h in range(layer.n_heads)] for layer in layers])
     return Spectra({distance: of(distance) for distance in distances}, ov)
-
-
-def effective_rank(values: Array) -> Array:
-    """Return (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
-
-    >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-    array([2., 1., 0.])
-    """
-    largest = values.max(axis=-1, keepdims=True)
-    squares = np.square(values / np.where(largest > 0, largest, 1))
-    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
-    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream, ope
 from tnlib_adapters.circuits import PatternScores, pattern_scores
 from tnlib_adapters.circuits.arguments import READS, head_name
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
 from tnlib_adapters.compression.request import Progress, quiet
@@ -27,7 +28,6 @@ from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection import PAGE
-from tnlib_adapters.inspection.head_measurements import effective_rank
 from tnlib_adapters.inspection.measure import Inspection, measure, own_tokens, read_tokens
 from tnlib_adapters.inspection.sections import block, composition, frozen, gauge, heads, patterns, spectra
 

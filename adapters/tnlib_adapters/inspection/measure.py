@@ -86,7 +86,7 @@ class Inspection:
     spectra: Spectra
     gauges: tuple[GaugeReport, ...]
     readings: Readings
-    tokens: Tokens | None = None
+    tokens: TokenSequence | None = None
     patterns: tuple[Array, ...] | None = None
 
     def figures(self) -> dict[str, Figure]:
@@ -126,7 +126,7 @@ class Inspection:
         return "\n".join([*lines, f"  page               {path_text(self.page)}"])
 
 
-def measure(checkpoint: Checkpoint, tokens: Tokens | None, page: Path, progress: Progress) -> Inspection:
+def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, progress: Progress) -> Inspection:
     """Return all measurements of a checkpoint."""
     progress("running the model", 0, 1)
     weights, notes = _weights(checkpoint, tokens)
@@ -204,7 +204,7 @@ def _compositions(
     return compositions_by_name
 
 
-def _weights(checkpoint: Checkpoint, tokens: Tokens | None) -> tuple[Weights | None, list[str]]:
+def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weights | None, list[str]]:
     """Return the weights of a model to run, but the unembedding; None if it is too large to run without a text."""
     if checkpoint.wiring.reads != "tokens":
         return None, []
@@ -225,7 +225,7 @@ _LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MO
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class TokenSequence:
     """One token sequence: numbers (n,), printable names, and whether the text was truncated."""
 
     ids: Array
@@ -233,7 +233,7 @@ class Tokens:
     cut: bool
 
 
-def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
+def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
     """Return a text as tokens by the tokenizer of the folder, or parse token numbers if there is no tokenizer.
 
     Raises
@@ -257,17 +257,19 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> Tokens:
         numbers = tokenizer(start, truncation=True, max_length=limit)["input_ids"]  # includes end markers
     if len(numbers) < 2:
         raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
-    return Tokens(np.array(numbers), tuple(_visible(names.get(number, str(number))) for number in numbers), truncated)
+    return TokenSequence(
+        np.array(numbers), tuple(_visible(names.get(number, str(number))) for number in numbers), truncated
+    )
 
 
-def own_tokens(checkpoint: Checkpoint) -> Tokens | None:
+def own_tokens(checkpoint: Checkpoint) -> TokenSequence | None:
     """Return a sequence like the training data of the built-in model; None for any other model."""
     if not checkpoint.wiring.is_attention_only or _vocabulary(checkpoint) < 2:
         return None
     rng = np.random.default_rng(0)
     segment = rng.permutation(min(128, _vocabulary(checkpoint)))[: min(16, _longest(checkpoint) // 2)]
     ids = np.concatenate([segment, segment])
-    return Tokens(ids, tuple(map(str, ids)), cut=False)
+    return TokenSequence(ids, tuple(map(str, ids)), cut=False)
 
 
 def _longest(checkpoint: Checkpoint) -> int:

@@ -9,8 +9,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.report.figures import OV, QK
-from tnlib_adapters.inspection.head_measurements import Readings, Spectra, effective_rank
+from tnlib_adapters.inspection.head_measurements import Readings, Spectra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,8 +166,8 @@ def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: i
         name[:12] if all(ord(letter) in charmap for letter in name[:12]) else str(k) for k, name in enumerate(names)
     ]
     for axis, count, turn in ((ax.yaxis, tiles[0], 0), (ax.xaxis, tiles[1], 90)):
-        places = [tile * step + k for tile in range(count) for k in range(len(labels))]
-        axis.set_ticks(places, labels * count, fontsize=size, rotation=turn)
+        ticks = [tile * step + k for tile in range(count) for k in range(len(labels))]
+        axis.set_ticks(ticks, labels * count, fontsize=size, rotation=turn)
         for label in axis.get_ticklabels():
             label.set_parse_math(False)  # "$" does not start a formula
 

@@ -19,8 +19,8 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.linalg.canonical_basis import leading_phases
+from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, as_one_stream
 from tnlib_adapters.checkpoints.modified import wide, with_tensors

@@ -15,9 +15,9 @@ from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib import ArgumentError, ArgumentTypeError
 
 pytest.importorskip("torch")
-models = pytest.importorskip("architecture_models")
+models = pytest.importorskip("transformers_models")
 
-NAMES = sorted(models.MODELS)
+NAMES = [*sorted(models.MODELS), "minilm"]
 Layers = list[tuple[Attention, Any]]
 
 
@@ -33,7 +33,7 @@ def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
 
 
 def test_every_row_has_a_model(saved: Any) -> None:
-    covered = {saved(name)[0].config.model_type for name in (*NAMES, "bert", "gpt2")}
+    covered = {saved(name)[0].config.model_type for name in NAMES}
     assert covered == set(ARCHITECTURES) - {"tnlib_attention_only"}
 
 
@@ -104,7 +104,7 @@ def root_mean_square(layer: Attention, x: np.ndarray, of: str) -> np.ndarray:
 def norms(layer: Attention, x1: np.ndarray, head: int) -> np.ndarray:
     """Root mean squares of every query times those of every key, (n, n)."""
     assert layer.head_norm is not None
-    kv_head = head // (layer.n_heads // layer.kv_heads)
+    kv_head = layer.kv_head(head)
     sizes = []
     for weight, bias, which in ((layer.W_Q, layer.b_Q, head), (layer.W_K, layer.b_K, kv_head)):
         columns = x1[:, :-1] @ weight[which] + (0 if bias is None else bias[which])
@@ -152,7 +152,7 @@ def test_operators_stay_factors(layers: Layers) -> None:
 
 def test_groups_hold_the_forms_of_their_heads(layers: Layers) -> None:
     layer = layers[1][0].numerator()
-    d, size = layer.d_model + 1, layer.n_heads // layer.kv_heads
+    d, size = layer.d_model + 1, layer.group_size
     for kv_head in range(layer.kv_heads):
         queries, values = layer.qk_group(kv_head, 2), layer.ov_group(kv_head)
         assert (queries.shape, values.shape) == ((size * d, d), (d, size * d))

@@ -7,87 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
-from attention_layers import homogeneous, visible
+from attention_layers import homogeneous
 from oracles import assert_close, normal, refused, unchanged
 from tnlib_adapters import Attention
 
-from tnlib import ArgumentError, ArgumentTypeError, LowRank
-
-CASES = ["bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_unscaled", "gpt2_by_layer", "minilm"]
-
-
-@pytest.fixture(params=CASES)
-def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> list[tuple[Attention, Any]]:
-    """Every layer of a saved model, beside what the running model computed in it for its first sequence."""
-    checkpoint, run = tnlib_adapters.open_checkpoint(saved(request.param)[1]), recorded(request.param)
-    per_layer = zip(run.scores, run.patterns, run.inputs, run.outputs, strict=True)
-    return [(checkpoint.attention(i), [a[0] for a in of_layer]) for i, of_layer in enumerate(per_layer)]
-
-
-def test_every_layer_is_covered(layers: Any) -> None:
-    assert len(layers) in (3, 6)
-    for layer, _ in layers:
-        assert layer.W_Q.dtype == np.float32
-        assert all(b is not None and np.abs(b).min() > 0 for b in (layer.b_Q, layer.b_K, layer.b_V, layer.b_O))
-
-
-def test_scores_are_those_of_the_model(layers: Any) -> None:
-    for layer, (scores, _, x, _) in layers:
-        seen = visible(scores)
-        for head in range(layer.n_heads):
-            assert_close(layer.scores(x)[head][seen[head]], scores[head][seen[head]], np.float32)
-
-
-def test_patterns_are_those_of_the_model(layers: Any) -> None:
-    for layer, (scores, patterns, x, _) in layers:
-        weights = np.exp(layer.scores(x).astype(np.float64)) * visible(scores)
-        # exp turns the roundoff of a score, absolute, into a relative error
-        factor = 64 * max(1.0, np.abs(scores[visible(scores)]).max())
-        for head in range(layer.n_heads):
-            of_head = weights[head] / weights[head].sum(-1, keepdims=True)
-            assert_close(of_head, patterns[head], np.float32, factor)
-
-
-def test_qk_in_homogeneous_coordinates_gives_the_scores(layers: Any) -> None:
-    for layer, (scores, _, x, _) in layers:
-        x1 = homogeneous(x)
-        for head, seen in enumerate(visible(scores)):
-            got = layer.scale * (x1 @ (layer.qk(head) @ x1.T))
-            assert_close(got[seen], scores[head][seen], np.float32, factor=256)
-
-
-def test_ov_in_homogeneous_coordinates_gives_the_outputs(layers: Any) -> None:
-    for layer, (_, patterns, x, outputs) in layers:
-        x1 = homogeneous(x).astype(np.float64)
-        written = np.stack([patterns[h] @ (x1 @ layer.ov(h)) for h in range(layer.n_heads)])
-        assert not written[..., -1].any()
-        assert_close(written[..., :-1].sum(0) + layer.b_O, outputs, np.float32)
-
-
-def test_frozen_gives_the_outputs_under_the_models_own_patterns(layers: Any) -> None:
-    for layer, (_, patterns, x, outputs) in layers:
-        terms, constant = frozen = layer.frozen(patterns)
-        assert_close(frozen.apply(x), outputs, np.float32)
-        assert_close(terms.apply(x) + constant, outputs, np.float32)
-        assert_close(layer.frozen(patterns).apply(np.zeros_like(x)), constant, np.float32)
-        assert terms.ranks == (layer.n_heads,)
-
-
-def test_operators_are_held_as_factors(layers: Any) -> None:
-    layer, (_, patterns, _, _) = layers[0]
-    d, dh = layer.d_model, layer.d_head
-    for operator in (layer.qk(0), layer.ov(0)):
-        assert isinstance(operator, LowRank)
-        assert [a.shape for a in operator.arrays()] == [(d + 1, dh), (dh, d + 1)]
-    assert all(isinstance(term, LowRank) and term.ranks == (dh,) for term in layer.frozen(patterns).terms.right)
-
-
-def test_stacked_holds_all_weights_in_the_order_qkvo(layers: Any) -> None:
-    layer, _ = layers[0]
-    x = layer.stacked()
-    assert x.shape == (4, layer.n_heads, layer.d_model, layer.d_head)
-    for one, other in zip(x, (layer.W_Q, layer.W_K, layer.W_V, layer.W_O.transpose(0, 2, 1)), strict=True):
-        np.testing.assert_array_equal(one, other)
+from tnlib import ArgumentError, ArgumentTypeError
 
 
 def test_a_negative_layer_counts_from_the_end(saved: Any) -> None:

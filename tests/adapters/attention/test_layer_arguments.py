@@ -128,13 +128,13 @@ def test_spoiled_and_shortened_heads_are_refused(saved: Any, tmp_path: Path) -> 
 
 
 def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> None:
-    """A layer of the shape of a model of seven billion, in bfloat16."""
+    """A layer of the shape of a model of one billion, in bfloat16."""
     import tracemalloc
 
     from checkpoint_folders import tensor_file
 
-    d, heads, kv = 4096, 32, 8
-    sizes = {"q_proj": (d, d), "k_proj": (kv * 128, d), "v_proj": (kv * 128, d), "o_proj": (d, d)}
+    d, heads, kv, width = 2048, 32, 8, 64
+    sizes = {"q_proj": (d, d), "k_proj": (kv * width, d), "v_proj": (kv * width, d), "o_proj": (d, d)}
     zeros = {f"model.layers.0.self_attn.{name}.weight": ("BF16", np.ones(s, np.float32)) for name, s in sizes.items()}
     tensor_file(tmp_path / "model.safetensors", {**zeros, "model.embed_tokens.weight": ("BF16", np.ones((2, d)))})
     config = {"model_type": "llama", "hidden_size": d, "num_attention_heads": heads, "num_hidden_layers": 1}
@@ -143,7 +143,7 @@ def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> N
     tracemalloc.start()
     for head in range(heads):
         one = checkpoint.head(0, head)
-        assert (one.qk(0, 7).ranks, one.ov(0).ranks) == ((128,), (128,))
+        assert (one.qk(0, 7).ranks, one.ov(0).ranks) == ((width,), (width,))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < sum(m * n for m, n in sizes.values())  # half of the bytes of the layer in the file

@@ -20,11 +20,12 @@ from oracles import normal
 from slow_cases import mostly_slow
 from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
+from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.request import quiet
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.inspection.head_measurements import effective_rank, gauge_report
+from tnlib_adapters.inspection.head_measurements import gauge_report
 from tnlib_adapters.inspection.inspect import findings, page_of
-from tnlib_adapters.inspection.measure import Tokens, n_shown, read_tokens
+from tnlib_adapters.inspection.measure import TokenSequence, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
 
 import tnlib
@@ -170,7 +171,7 @@ NASTY = ("<script>alert('&')</script>", "&amp;", "$x_1^", '"', "\N{CJK UNIFIED I
 
 @pytest.mark.slow
 def test_tokens_with_markup_stay_text(builtin: Any) -> None:
-    tokens = Tokens(builtin.tokens.ids[:8], NASTY, cut=True)
+    tokens = TokenSequence(builtin.tokens.ids[:8], NASTY, cut=True)
     few = tuple(of_layer[:, :8, :8] for of_layer in builtin.patterns)
     page = page_of(dataclasses.replace(builtin, tokens=tokens, patterns=few), quiet)
     check_page(page, scripts=1)

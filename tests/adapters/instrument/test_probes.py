@@ -35,7 +35,7 @@ def test_large_vocabularies_keep_their_tail():
     size = 50_001
     p = torch.full((size,), 0.5 / (size - 1))
     p[0] = 0.5
-    drawn = draw_tokens(p.expand(2_000, -1), generator(1)).flatten()
+    drawn = draw_tokens(p.expand(1_000, -1), generator(1)).flatten()
     thin = drawn[drawn > 0].double()
-    assert abs(len(thin) / 2_000 - 0.5) <= 5 * 0.5 / 2_000**0.5
+    assert abs(len(thin) / 1_000 - 0.5) <= 5 * 0.5 / 1_000**0.5
     assert abs(float(thin.mean()) / size - 0.5) <= 5 * (1 / 12) ** 0.5 / len(thin) ** 0.5

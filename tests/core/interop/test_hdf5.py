@@ -135,7 +135,7 @@ def zeros_by_deflate(opened: Any, name: str, a: Any) -> None:
 def chunk_that_inflates(opened: Any, name: str, a: Any) -> None:
     """HDF5 inflates a chunk to its end, and then looks at the size of the dataset."""
     data = opened.create_dataset(name, a.shape, a.dtype, chunks=a.shape, compression=9)
-    data.id.write_direct_chunk((0,) * a.ndim, zlib.compress(a.tobytes() + bytes(1 << 28), 9))
+    data.id.write_direct_chunk((0,) * a.ndim, zlib.compress(a.tobytes() + bytes(1 << 27), 9))
 
 
 def chunk_larger_than_the_data(opened: Any, name: str, a: Any) -> None:

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from tnlib.linalg.gram import (
     KERNEL_WORK,
+    adjoint_times,
+    adjoint_times_by_kernel,
     gram,
     gram_by_blas,
     gram_by_kernel,
+    project,
+    residual_norm,
     times_adjoint,
     times_adjoint_by_blas,
     times_adjoint_by_kernel,
@@ -83,3 +87,61 @@ def test_gram_matrices_are_never_indefinite_by_more_than_roundoff(
     a[:, m // 2] = a[:, 0]
     values = np.linalg.eigvalsh(gram(a))
     assert values[0] >= -8 * EPS * values[-1]
+
+
+# the last one is long enough for blocks
+PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 60_000)]
+
+
+@pytest.mark.parametrize("shape", PROJECTED, ids=str)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_projections_and_their_errors(n_threads: int, dtype: np.dtype, shape: tuple[int, int, int]) -> None:
+    a = oracles.normal(shape, dtype)
+    e = oracles.isometry(shape[1], min(3, shape[1]), dtype)
+    want = np.matmul(e.conj().T, oracles.wide(a))
+    with oracles.unchanged(a, e):
+        products = adjoint_times(e, a)
+        projected, discarded = project(e, a[0], negligible=0.0)
+    assert products.dtype == want.dtype
+    oracles.assert_close(products, want)
+    oracles.assert_close(projected, want[0])
+    gap = oracles.norm(oracles.wide(a[0]) - e @ want[0])
+    assert discarded == pytest.approx(gap, rel=1e-6, abs=8 * EPS * oracles.norm(a[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (1030, 5500)])
+def test_projections_by_the_kernel(n_threads: int, dtype: type, m: int, n: int) -> None:
+    a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
+    with oracles.unchanged(a, e):
+        oracles.assert_close(adjoint_times_by_kernel(e, a), e.T @ oracles.wide(a))
+    oracles.assert_close(adjoint_times(e, a[None])[0], e.T @ oracles.wide(a))  # of (1030, 5500) by the kernel
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("part", [0.5, 1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-14, 0.0])
+def test_the_discarded_norm_is_right_down_to_roundoff(dtype: type, part: float) -> None:
+    """The difference of two squares has a floor at the root of eps; the result must not."""
+    basis = oracles.isometry(40, 9, dtype)
+    a = basis[:, :4] @ oracles.isometry(300, 4, dtype, seed=1).conj().T
+    a += part * basis[:, 4:] @ oracles.isometry(300, 5, dtype, seed=2).conj().T
+    projected, discarded = project(basis[:, :4], a, negligible=0.0)
+    assert discarded == pytest.approx(part * np.sqrt(5), rel=0.02, abs=16 * EPS)
+    assert discarded >= oracles.norm(a - basis[:, :4] @ projected) - 16 * EPS
+    with_size = project(basis[:, :4], a, size=oracles.norm(a), negligible=0.0)[1]
+    assert with_size == pytest.approx(discarded, rel=0.02, abs=1e-14)
+
+
+def test_a_negligible_error_is_not_measured() -> None:
+    a = oracles.isometry(40, 4) @ oracles.isometry(300, 4, seed=1).T
+    assert project(oracles.isometry(40, 4), a, negligible=0.0)[1] < 16 * EPS
+    assert 16 * EPS < project(oracles.isometry(40, 4), a, negligible=1e-4)[1] < 1e-5
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (3000, 1), (50, 70)], ids=str)
+def test_residuals_are_measured(dtype: np.dtype, shape: tuple[int, int]) -> None:
+    a, left = oracles.normal(shape, dtype), oracles.normal((shape[0], 2), dtype, 1)
+    right = oracles.normal((2, shape[1]), dtype, 2)
+    want = oracles.norm(oracles.wide(a) - oracles.wide(left) @ oracles.wide(right))
+    assert residual_norm(a, left, right) == pytest.approx(want, rel=64 * oracles.eps(dtype))

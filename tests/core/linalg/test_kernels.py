@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tnlib.linalg.kernels.dot_products import add_gram, times_rows
-from tnlib.linalg.kernels.row_combinations import add_combinations
+from tnlib.linalg.kernels import add_combinations, add_gram, times_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 READS = [np.float32, np.float64]
@@ -163,8 +162,8 @@ def test_read_only_and_unaligned_input() -> None:
 # Compares the kernels with numpy, for the dtypes that DTYPES names.
 CHECK = """
 import numpy as np
-from tnlib.linalg.kernels.dot_products import add_gram, times_rows
-from tnlib.linalg.kernels.row_combinations import add_combinations
+from tnlib.linalg.kernels import add_gram, times_rows
+from tnlib.linalg.kernels import add_combinations
 
 rng = np.random.default_rng(0)
 for dtype in DTYPES:
@@ -236,7 +235,7 @@ def copy_of_the_package(folder: Path) -> Path:
 def test_kernels_work_where_no_cache_can_be_written(tmp_path: Path) -> None:
     """Every place numba knows lies below a regular file, which stops root too."""
     tree = copy_of_the_package(tmp_path / "tree")
-    blocked = tree / "tnlib" / "linalg" / "kernels" / "__pycache__"
+    blocked = tree / "tnlib" / "linalg" / "__pycache__"
     blocked.write_text("a file where a folder is wanted")
     script = (
         DOUBLE
@@ -260,7 +259,7 @@ def test_a_folder_for_the_cache_that_is_not_one_is_passed_over(tmp_path: Path) -
 # One kernel, and what was compiled of it anew.
 SHORT = """
 import numpy as np
-from tnlib.linalg.kernels.dot_products import add_gram
+from tnlib.linalg.kernels import add_gram
 for dtype in DTYPES:
     out = np.zeros((4, 4))
     add_gram(np.ones((1, 3, 5), dtype), (0, 1), (0, 5), 8, out)
@@ -312,7 +311,7 @@ def data(self, *args):
 
 caching.IndexDataCacheFile._save_index, caching.IndexDataCacheFile._save_data = index, data
 import numpy as np
-from tnlib.linalg.kernels.dot_products import add_gram
+from tnlib.linalg.kernels import add_gram
 add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, np.zeros((4, 4)))
 """
 

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import times_adjoint
-from tnlib.linalg.multilinear import contract_columns, khatri_rao
-from tnlib.linalg.projection import adjoint_times, residual_norm
-from tnlib.linalg.solve import solve_gram
+from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.multilinear import contract_columns, khatri_rao, solve_gram
 
 _LITTLE_CANCELLATION = 1e-7  # a difference above this fraction of its terms is right to six digits or more
 _ROUNDING = 1e-13  # of the terms, added so that the residual is an upper bound

@@ -1,11 +1,19 @@
-"""CP decomposition of a dense array: starts, alternating least squares, Levenberg-Marquardt on a Tucker core."""
+r"""CP decomposition of a dense array: starts, alternating least squares, Levenberg-Marquardt on a Tucker core.
+
+The array is projected onto the leading singular vectors U_k of every leg, a few more than R, and the iteration runs on
+the core. The projection is orthogonal, so the error of the whole is known exactly:
+
+    norm(x - y)^2  =  norm(discarded part of x)^2 + norm(core - CP of the core)^2,      factor k of y  =  U_k (factor k)
+
+An array in memory gets a few sweeps more, from these factors; one that exceeds memory is only read for its core.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,13 +30,13 @@ from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.normalization import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
 from tnlib.linalg.gram import gram
+from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
-from tnlib.linalg.solve import leading_eigenvectors
 from tnlib.linalg.threads import single_threaded_blas
 
 if TYPE_CHECKING:
-    from tnlib.formats.cp.cp_out_of_core import TuckerCore
+    from tnlib.out_of_core.passes import Passes
     from tnlib.out_of_core.storage import Storage
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
@@ -105,12 +113,10 @@ def cp(
 
         passes, dense = open_passes("cp", "x", x, storage, {"rank": rank})
     if passes is not None:
-        from tnlib.formats.cp.cp_out_of_core import core_of_stored
-
         dtype = passes.dtype
         _check_constraint(constraint, dtype, passes.shape, in_memory=False)
-        tucker = core_of_stored(passes, rank)
-        scaled, exponent, size = tucker.core, tucker.exponent, tucker.norm
+        tucker, exponent, size = _core_in_passes(passes, rank)
+        scaled = tucker.core
     else:
         scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
@@ -160,11 +166,38 @@ def _rounded_residual(x: Array, size: float, residual: float, weights: Array, fa
     return cp_residual(x, [factors[0] * weights, *factors[1:]])
 
 
+class _TuckerCore(NamedTuple):
+    """A core in double precision, its bases (n[k], r[k]), and the norm of the part of the array outside of them."""
+
+    core: Array
+    bases: list[Array]
+    discarded: float
+
+    def residual(self, weights: Array, factors: Sequence[Array]) -> float:
+        """Return the Frobenius norm of the array minus the CP with these weights and factors (n[k], R)."""
+        inside = [basis.conj().T @ factor for basis, factor in zip(self.bases, factors, strict=True)]  # r [n] R
+        return math.hypot(self.discarded, cp_residual(self.core, [inside[0] * weights, *inside[1:]]))
+
+
+def _ranks_of_core(shape: Sequence[int], rank: int) -> list[int]:
+    """Return the ranks of the Tucker core that a CP of `rank` is fitted on."""
+    # A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
+    return [min(n, rank + rank // 4 + 2) for n in shape]
+
+
 def core_ranks(shape: Sequence[int], rank: int) -> list[int] | None:
     """Return the ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little."""
-    # A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
-    ranks = [min(n, rank + rank // 4 + 2) for n in shape]
+    ranks = _ranks_of_core(shape, rank)
     return ranks if math.prod(ranks) * _CORE_SAVING <= math.prod(shape) else None
+
+
+def _core_in_passes(passes: Passes, rank: int) -> tuple[_TuckerCore, int, float]:
+    """Return the core of an array that exceeds memory, its power of two, and the norm of the array at that scale."""
+    from tnlib.formats.tucker.tucker_out_of_core import st_hosvd_in_passes
+
+    with passes:
+        core, bases, budget = st_hosvd_in_passes(passes, None, _ranks_of_core(passes.shape, rank))
+        return _TuckerCore(core, bases, budget.discarded), passes.source.exponent, budget.norm
 
 
 def _unconstrained(
@@ -175,22 +208,20 @@ def _unconstrained(
     if ranks is None or n_iter == 1:
         return _best(partial(_iterate, x, size, n_iter=n_iter, target=target), starts(x), target)
     core, bases, budget = st_hosvd(x, size, None, ranks)
-    core_target = math.sqrt(max(0.0, target**2 - budget.discarded**2))  # the discarded part is orthogonal to the core
-    run = partial(_iterate, core, norm(core), n_iter=n_iter - 1, target=core_target)
-    on_core = _best(run, starts(core), core_target)
-    factors = [basis @ factor for basis, factor in zip(bases, on_core.factors, strict=True)]  # n [r'] R
-    last = als(x, size, factors, n_iter=n_iter - on_core.n_iter, target=target, slow=_STATIONARY)
+    on_core = _on_core(_TuckerCore(core, bases, budget.discarded), starts, n_iter=n_iter - 1, target=target)
+    last = als(x, size, on_core.factors, n_iter=n_iter - on_core.n_iter, target=target, slow=_STATIONARY)
     return last._replace(n_iter=last.n_iter + on_core.n_iter)
 
 
 def _on_core(
-    tucker: TuckerCore, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
+    tucker: _TuckerCore, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
 ) -> Iterate:
     """Iterate on a core alone, and return the factors of the whole array."""
-    core_target = math.sqrt(max(0.0, target**2 - tucker.discarded**2))
+    core_target = math.sqrt(max(0.0, target**2 - tucker.discarded**2))  # the discarded part is orthogonal to the core
     run = partial(_iterate, tucker.core, norm(tucker.core), n_iter=n_iter, target=core_target)
     best = _best(run, starts(tucker.core), core_target)
-    return best._replace(factors=tucker.expand(best.factors), residual=math.hypot(best.residual, tucker.discarded))
+    factors = [basis @ factor for basis, factor in zip(tucker.bases, best.factors, strict=True)]  # n [r] R
+    return best._replace(factors=factors, residual=math.hypot(best.residual, tucker.discarded))
 
 
 def _iterate(x: Array, size: float, factors: list[Array], *, n_iter: int, target: float) -> Iterate:

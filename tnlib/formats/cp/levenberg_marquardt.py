@@ -21,9 +21,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.formats.cp.als import Iterate, cp_residual, grams, product_except, unit_columns
-from tnlib.linalg.multilinear import contract_columns
+from tnlib.linalg.multilinear import contract_columns, solve_damped
 from tnlib.linalg.scaling import norm
-from tnlib.linalg.solve import solve_damped
 
 _FIRST_DAMPING = 1e-3  # of the mean diagonal of J^H J
 _LEAST_DAMPING = 1e-14

@@ -9,7 +9,6 @@ import numpy as np
 from tnlib._array_api import to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.matrix.balance import distribute, scaled_product_svd, truncated_product_svd
 from tnlib.formats.matrix.conversion import low_rank_to_train
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms, right_factors
@@ -18,7 +17,7 @@ from tnlib.formats.matrix.matrix_sums import Factors, multiply_factors, rescale_
 from tnlib.formats.matrix.svd import SVD
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.operations import chain_trains
-from tnlib.linalg.canonical_basis import CanonicalForm, group_basis_change
+from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups, group_basis_change
 from tnlib.linalg.scaling import Scaled, norm, rescale, rescale_each, shift
 from tnlib.linalg.truncation import TruncationBudget
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.gram import adjoint_times, project
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
-from tnlib.linalg.projection import adjoint_times, project
-from tnlib.linalg.row_sampling import sampled_range
+from tnlib.linalg.randomized import sampled_range
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.truncation import TruncationBudget
 

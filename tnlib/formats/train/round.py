@@ -14,11 +14,10 @@ from typing import Any
 
 from tnlib._array_api import reshape
 from tnlib._typing import Array
-from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.train.canonicalize import change_bond_bases
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
-from tnlib.linalg.canonical_basis import CanonicalForm
+from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups
 from tnlib.linalg.orthogonal import orthonormal_rows
 from tnlib.linalg.scaling import Scaled, norm
 from tnlib.linalg.thin_svd import truncated_svd

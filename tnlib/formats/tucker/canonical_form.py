@@ -15,10 +15,9 @@ import numpy as np
 
 from tnlib._array_api import astype, contiguous
 from tnlib._typing import Array
-from tnlib.formats.degenerate import choose_groups
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import st_hosvd
-from tnlib.linalg.canonical_basis import CanonicalForm, group_basis_change
+from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups, group_basis_change
 from tnlib.linalg.multilinear import mode_product, unfold
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.scaling import Scaled, norm, normalize, shift

@@ -18,8 +18,8 @@ import numpy as np
 from tnlib._array_api import dtype_of, reshape
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.gram import adjoint_times
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
-from tnlib.linalg.projection import adjoint_times
 from tnlib.linalg.truncation import TruncationBudget
 
 

@@ -30,10 +30,9 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.gram_svd import left_svd
-from tnlib.linalg.multilinear import mode_product, unfold
+from tnlib.linalg.multilinear import mode_product, solve_tall, unfold
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm
-from tnlib.linalg.solve import solve_tall
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.linalg.truncation import Truncation, TruncationBudget
 from tnlib.out_of_core.array_source import ArraySource, Tile

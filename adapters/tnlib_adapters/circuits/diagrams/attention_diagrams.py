@@ -297,54 +297,65 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     """
     as_head("layer_diagram", layer, 0)
     n = None if n_positions is None else as_count("layer_diagram", "n_positions", n_positions)
-    x_q, d_q = read_stream(layer, "Q")
-    x_v, d_v = read_stream(layer, "V")
-    heads, is_rotary = layer.n_heads, layer.rotary is not None
-    middle, inner = chain(query_key(layer, None), layer.d_head, STEP, 0.0, first=1)
-    right = middle[-1].position[0] + STEP
-    key = len(middle) + 1  # the node x on the side of the keys
-    center = (middle[0].position[0] + middle[-1].position[0]) / 2
-    nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", read_stream(layer, "K")[0], (right, 0.0))]
-    nodes.append(Node("delta", "", (center, -1.0)))
-    hub = len(nodes) - 1
-    query_at, key_at = 0, key  # nodes that end at the positions
-    if is_rotary:
-        query_at, key_at = hub + 1, hub + 2
-        nodes += [Node("delta", "", (x, 1.0)) for x in (0.0, right)]
-    selection, key_heads = to_key_value(layer, hub, key - 1, len(nodes), (middle[-1].position[0], -1.0))
-    nodes += selection
+    nodes, legs, (query_at, key_at), hub = _score_network(layer, n)
+    key_x, center = nodes[key_at].position[0], nodes[hub].position[0]
     inside = tuple(range(len(nodes)))
     floor = -1.0 - ROW - 0.4
     out = len(nodes)  # the copy tensor of heads between the pattern and the values
     nodes.append(Node("delta", "", (center, floor + 0.95)))
     weights, value_legs = chain(output_value(layer, None), layer.d_value, center - STEP / 2, floor, first=out + 1)
-    nodes += [*weights, Node("tensor", x_v, (right, floor))]
+    x_v, d_v = read_stream(layer, "V")
+    nodes += [*weights, Node("tensor", x_v, (key_x, floor))]
     value = len(nodes) - 1
     selection, value_heads = to_key_value(layer, out, out + 2, len(nodes), (center + STEP / 2, floor + 0.95))
     nodes += selection
     # functions act on the last leg that leaves their bubble: source positions, and columns of a head
-    legs = [Leg(hub, out, "heads", heads), *_outputs(layer, n, nodes, query_at, out + 1, floor)]
-    detour = ((right + 0.7, 1.0), (right + 0.7, floor)) if is_rotary else ()
-    legs += [
+    detour = () if layer.rotary is None else ((key_x + 0.7, 1.0), (key_x + 0.7, floor))
+    legs = [
+        Leg(hub, out, "heads", layer.n_heads),
+        *_outputs(layer, n, nodes, query_at, out + 1, floor),
         Leg(key_at, value, "source position", source_size(layer, n), via=detour, axes=(0, 0)),
-        *([Leg(0, query_at, "", n, axes=(0, None)), Leg(key, key_at, "", n, axes=(0, None))] if is_rotary else []),
-        Leg(1, hub, "", heads, axes=(0, None)),
-        *key_heads,
-        *inner,
-        Leg(0, 1, "stream", d_q, axes=(1, 1)),
-        Leg(key - 1, key, "", read_stream(layer, "K")[1], axes=(1, 1)),
-        *(rotation_legs(nodes, query_at, key_at, n) if is_rotary else []),
-        Leg(out, out + 1, "", heads, axes=(None, 0)),
+        *legs,
+        Leg(out, out + 1, "", layer.n_heads, axes=(None, 0)),
         *value_heads,
         *value_legs,
         Leg(out + 2, value, "", d_v, axes=(1, 1)),
     ]
-    title = f"attention output, {heads} heads"
+    title = f"attention output, {layer.n_heads} heads"
     title += "" if layer.latent_norm is None else ", without the norms of latent vectors"
     bubbles = [Bubble(inside, softmax_label(layer))]
     if layer.head_norm is not None:
+        key = len(query_key(layer, None)) + 1
         bubbles += [Bubble((0, 1), "norm"), Bubble((key - 1, key), "norm")]
     return Diagram((*nodes,), (*legs,), title, (*bubbles,))
+
+
+def _score_network(layer: Attention, n: int | None) -> tuple[list[Node], list[Leg], tuple[int, int], int]:
+    """Return nodes and legs of the scores of all heads, the nodes of query and key positions, and that of heads."""
+    (x_q, d_q), (x_k, d_k) = (read_stream(layer, letter) for letter in "QK")
+    middle, inner = chain(query_key(layer, None), layer.d_head, STEP, 0.0, first=1)
+    right = middle[-1].position[0] + STEP
+    key, hub = len(middle) + 1, len(middle) + 2  # the node x on the side of the keys, and the copy tensor of heads
+    center = (middle[0].position[0] + middle[-1].position[0]) / 2
+    nodes = [Node("tensor", x_q, (0.0, 0.0)), *middle, Node("tensor", x_k, (right, 0.0))]
+    nodes.append(Node("delta", "", (center, -1.0)))
+    query_at, key_at, rotary = 0, key, []
+    if layer.rotary is not None:
+        query_at, key_at = hub + 1, hub + 2
+        nodes += [Node("delta", "", (x, 1.0)) for x in (0.0, right)]
+        rotary = [Leg(end, at, "", n, axes=(0, None)) for end, at in ((0, query_at), (key, key_at))]
+    selection, key_heads = to_key_value(layer, hub, key - 1, len(nodes), (middle[-1].position[0], -1.0))
+    nodes += selection
+    legs = [
+        *rotary,
+        Leg(1, hub, "", layer.n_heads, axes=(0, None)),
+        *key_heads,
+        *inner,
+        Leg(0, 1, "stream", d_q, axes=(1, 1)),
+        Leg(key - 1, key, "", d_k, axes=(1, 1)),
+        *(rotation_legs(nodes, query_at, key_at, n) if rotary else []),
+    ]
+    return nodes, legs, (query_at, key_at), hub
 
 
 def _outputs(layer: Attention, n: int | None, nodes: list[Node], query: int, output: int, floor: float) -> list[Leg]:

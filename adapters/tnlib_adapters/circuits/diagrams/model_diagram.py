@@ -20,8 +20,8 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as
 from tnlib_adapters.circuits.diagrams.sublayer_networks import (
     STEP,
     AttentionNetwork,
+    DiagramBuilder,
     Line,
-    Network,
     Stream,
     draw_feed_forward,
 )
@@ -67,7 +67,7 @@ def model_diagram(checkpoint: Checkpoint, n_positions: int | None = None, *, blo
     return _ModelNetwork(checkpoint, n, blocks).diagram()
 
 
-class _ModelNetwork(Network):
+class _ModelNetwork(DiagramBuilder):
     """Nodes and legs of a model from top to bottom."""
 
     def __init__(self, checkpoint: Checkpoint, n: int | None, blocks: Iterable[int]) -> None:

@@ -22,7 +22,7 @@ _LETTER = 0.085  # width of a letter of a function
 
 
 @dataclass
-class Network:
+class DiagramBuilder:
     """Nodes and legs in the order in which they are added, functions after what they read.
 
     `n` is the sequence length, None if open, `d` the width of the stream.
@@ -87,7 +87,7 @@ class Network:
 
 
 def draw_feed_forward(
-    network: Network, k: int, wiring: FeedForwardWiring, d_ff: int, x: Stream, at: Point
+    network: DiagramBuilder, k: int, wiring: FeedForwardWiring, d_ff: int, x: Stream, at: Point
 ) -> tuple[int, Line]:
     """Draw a feed-forward layer, what the activation reads on top; return the output matrix and the positions."""
     column, top = at
@@ -135,7 +135,7 @@ class AttentionNetwork:
     stream.
     """
 
-    def __init__(self, network: Network, k: int, layer: Attention, x: Stream, at: Point) -> None:
+    def __init__(self, network: DiagramBuilder, k: int, layer: Attention, x: Stream, at: Point) -> None:
         self.network, self.layer, self.mark = network, layer, f"$^{{{k}}}"
         self.biased = any(bias is not None for bias in (layer.b_Q, layer.b_K, layer.b_V))
         x, self.size, self.left = network.homogeneous(x, self.biased, at)

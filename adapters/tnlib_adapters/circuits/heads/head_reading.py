@@ -16,12 +16,12 @@ from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import Norm
 
-Tokens = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
+TokenCoordinates = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
 _DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
 
 @dataclass(frozen=True)
-class Side:
+class VectorSide:
     """One side of a pair of singular vectors in tokens, sorted by coordinate.
 
     Parameters
@@ -36,8 +36,8 @@ class Side:
         encodes position, and its tokens mean little. None on an output side, and without learned positions.
     """
 
-    positive: Tokens
-    negative: Tokens
+    positive: TokenCoordinates
+    negative: TokenCoordinates
     constant: float
     by_position: float | None
 
@@ -59,11 +59,11 @@ class TokenVectors:
 
     number: slice
     value: float
-    left: Side
-    right: Side
+    left: VectorSide
+    right: VectorSide
 
 
-def read_tokens(
+def vectors_in_tokens(
     vectors: SingularVectors, vocabulary: Vocabulary, norm: Norm | None, *, writes: bool, count: int, tokens: int
 ) -> list[TokenVectors]:
     """Return the first `count` pairs with `tokens` tokens per end; `writes` marks the right side as an output."""
@@ -94,7 +94,7 @@ def _coordinates(vocabulary: Vocabulary, columns: Array, norm: Norm | None) -> t
     return along, np.stack([position_variance, token_variance])
 
 
-def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Array, count: int) -> Side:
+def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Array, count: int) -> VectorSide:
     along = of_tokens[:, group]
     constant = float(np.square(constants[group]).mean())
     by_position = None
@@ -106,12 +106,12 @@ def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Ar
             else 0.0
         )
     if along.shape[1] > 1:
-        return Side(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
+        return VectorSide(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
     lowest = tuple((token, -size) for token, size in _top(-along[:, 0], count))
-    return Side(_top(along[:, 0], count), lowest, constant, by_position)
+    return VectorSide(_top(along[:, 0], count), lowest, constant, by_position)
 
 
-def _top(sizes: Array, count: int) -> Tokens:
+def _top(sizes: Array, count: int) -> TokenCoordinates:
     count = min(count, len(sizes))
     near = np.argpartition(-sizes, count - 1)[:count]
     order = near[np.argsort(-sizes[near], kind="stable")]
@@ -173,7 +173,7 @@ class HeadReading:
                 lines.append(f"{value:15} {sign:4} " + "   ".join(ends))
         return lines
 
-    def _end(self, side: Side, sign: str, name: str) -> str:
+    def _end(self, side: VectorSide, sign: str, name: str) -> str:
         end = side.negative if sign == "-" else side.positive
         shares = {"positions": side.by_position or 0.0, "bias": side.constant}
         remarks = ", ".join(
@@ -244,8 +244,8 @@ def read_head(
         distance=distance,
         qk=qk,
         ov=ov,
-        qk_tokens=read_tokens(qk, words, effective.norm, writes=False, count=count, tokens=ends),
-        ov_tokens=read_tokens(ov, words, effective.norm, writes=True, count=count, tokens=ends),
+        qk_tokens=vectors_in_tokens(qk, words, effective.norm, writes=False, count=count, tokens=ends),
+        ov_tokens=vectors_in_tokens(ov, words, effective.norm, writes=True, count=count, tokens=ends),
         maximum=form_maximum(omega),
         copying=circuit_copying(effective, words, chosen) if words.ends_in_logits else None,
         vocabulary=words,

@@ -75,15 +75,25 @@ class SingularVectors:
     @property
     def effective_rank(self) -> float:
         """Participation ratio of the singular values, (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
-        s = self.values / (self.values[0] if len(self.values) and self.values[0] else 1.0)
-        total = float(np.square(s).sum())
-        return total**2 / float((s**4).sum()) if total else 0.0
+        return float(effective_rank(self.values))
 
     def __repr__(self) -> str:
         leading = ", ".join(f"{value:.4g}" for value in self.values[:4])
         more = ", ..." if len(self.values) > 4 else ""
         spans = f", {len(self.spans)} spans" if self.spans else ""
         return f"SingularVectors({len(self.values)} singular values {leading}{more}{spans})"
+
+
+def effective_rank(values: Array) -> Array:
+    """Return the participation ratio (sum s^2)^2 / sum s^4 over the last axis; 0 for a zero operator.
+
+    >>> effective_rank(np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    array([2., 1., 0.])
+    """
+    top = values.max(axis=-1, keepdims=True, initial=0.0)
+    squares = np.square(values / np.where(top > 0, top, 1))
+    total, of_squares = squares.sum(axis=-1), np.square(squares).sum(axis=-1)
+    return np.asarray(np.where(total > 0, total**2 / np.where(total > 0, of_squares, 1), 0.0))
 
 
 @single_threaded_blas

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.kernels.compile import kernel
+from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import multiply_rows
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16

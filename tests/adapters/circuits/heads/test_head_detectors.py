@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +14,11 @@ from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import pattern_scores, repeat_scores, score_shares, weight_scores
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights
+from token_streams import N, meet, stream
 from transformers_models import random_model
 
 NAMES = ["gpt2_lm", "bert", "opt", "gptj", "llama_biases", "llama_yarn", "mistral", "gemma2", "bloom"]
-N = 5  # positions
 Opened = tuple[Checkpoint, Weights]
-
-
-@dataclass
-class Stream:
-    """What attention reads of tokens (vocab, d) and of positions (n, d): linear, the bias of norms with the tokens."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-
-
-def through(stream: Stream, norm: Any, divisor: float | None = None) -> Stream:
-    """A norm that divides by one number, the root mean square over tokens and positions unless it is given."""
-    if norm is None:
-        return stream
-    c, p = stream.tokens, stream.positions
-    if norm.centred:
-        c, p = (x - x.mean(axis=1, keepdims=True) for x in (c, p))
-    if divisor is None:
-        divisor = np.sqrt(np.square(c[:, None] + p).mean() + norm.eps)
-    return Stream(c / divisor * norm.weight + (0 if norm.bias is None else norm.bias), p / divisor * norm.weight)
-
-
-def stream(weights: Weights, layer: int) -> Stream:
-    embedding = weights.embedding
-    table = embedding.tokens + (0 if embedding.segment is None else embedding.segment)
-    places = embedding.positions
-    of_positions = np.zeros((N, table.shape[1])) if places is None else places[:N]
-    before = branches(weights)[layer].before
-    found = through(Stream(table, of_positions), embedding.norm)
-    if embedding.norm is None or before is None:
-        return through(found, before)
-    alone = embedding.norm(table)  # behind another norm, rows of tokens alone tell the divisor
-    moments = alone.var(axis=1) if before.centred else np.square(alone).mean(axis=1)
-    return through(found, before, np.sqrt(moments.mean() + before.eps))
-
-
-def meet(attention: Attention, q: np.ndarray, k: np.ndarray, i: int, j: int) -> np.ndarray:
-    """Scores of queries (m, dh) at position i with keys (m', dh) at j, without scale and slope."""
-    if attention.rotary is not None:
-        q, k = attention.rotary.rotate(q, i), attention.rotary.rotate(k, j)
-    return q @ k.T
 
 
 def test_scores_of_patterns_are_means_over_positions() -> None:

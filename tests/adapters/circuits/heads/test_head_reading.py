@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,26 +21,12 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.reference.weights import Weights
+from token_streams import token_rows, without_weights
 
 import tnlib
 
 NAMES = ["gpt2_lm", "gpt2_untied", "bert", "opt", "opt_narrow", "llama", "llama_biases", "qwen3", "gemma2", "bloom"]
 Opened = tuple[Checkpoint, Weights]
-
-
-def token_rows(weights: Weights) -> np.ndarray:
-    """What the stream holds of each token alone."""
-    embedding = weights.embedding
-    rows = embedding.tokens + (0 if embedding.segment is None else embedding.segment)
-    return rows if embedding.norm is None else embedding.norm(rows)
-
-
-def without_weights(x: np.ndarray, norm_in_front: Any) -> np.ndarray:
-    """The division of a norm alone."""
-    if norm_in_front is None:
-        return x
-    x = x - x.mean(axis=1, keepdims=True) if norm_in_front.centred else x
-    return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + norm_in_front.eps)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,14 +46,14 @@ def test_a_head_with_its_norm_scores_and_writes_as_before(name: str, opened: Cal
 
 def test_spans_name_tokens_that_no_basis_decides(opened: Callable[[str], Opened]) -> None:
     """A head whose values are all equal has one span; its tokens are the longest projections."""
-    from tnlib_adapters.circuits.heads.head_reading import read_tokens
+    from tnlib_adapters.circuits.heads.head_reading import vectors_in_tokens
 
     checkpoint, weights = opened("llama")
     words = read_vocabulary(checkpoint)
     d = checkpoint.sizes.d_model
     basis, other = isometry(d + 1, 4), isometry(d + 1, 4, seed=1)
     form = tnlib.LowRank(basis, other.T)
-    (feature,) = read_tokens(singular_vectors(form), words, None, writes=False, count=3, tokens=4)
+    (feature,) = vectors_in_tokens(singular_vectors(form), words, None, writes=False, count=3, tokens=4)
     assert feature.number == slice(0, 4)
     lengths = np.linalg.norm(homogeneous(token_rows(weights)) @ basis, axis=1)
     want = np.argsort(-lengths)[:4]

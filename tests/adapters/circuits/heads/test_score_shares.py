@@ -3,70 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from attention_layers import branches
 from oracles import normal
-from tnlib_adapters import Attention, Checkpoint
+from tnlib_adapters import Checkpoint
 from tnlib_adapters.circuits import score_shares
 from tnlib_adapters.reference.weights import Weights
+from token_streams import N, meet, pieces
 
 NAMES = ["gpt2_lm", "bert", "opt", "gptj", "llama_biases", "llama_yarn", "mistral", "gemma2", "bloom"]
-N = 5  # positions
 Opened = tuple[Checkpoint, Weights]
-
-
-@dataclass
-class Stream:
-    """What attention reads of tokens (vocab, d) and of positions (n, d): linear, the bias of norms with the tokens."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-
-
-def through(stream: Stream, norm: Any, divisor: float | None = None) -> Stream:
-    """A norm that divides by one number, the root mean square over tokens and positions unless it is given."""
-    if norm is None:
-        return stream
-    c, p = stream.tokens, stream.positions
-    if norm.centred:
-        c, p = (x - x.mean(axis=1, keepdims=True) for x in (c, p))
-    if divisor is None:
-        divisor = np.sqrt(np.square(c[:, None] + p).mean() + norm.eps)
-    return Stream(c / divisor * norm.weight + (0 if norm.bias is None else norm.bias), p / divisor * norm.weight)
-
-
-def stream(weights: Weights, layer: int) -> Stream:
-    embedding = weights.embedding
-    table = embedding.tokens + (0 if embedding.segment is None else embedding.segment)
-    places = embedding.positions
-    of_positions = np.zeros((N, table.shape[1])) if places is None else places[:N]
-    before = branches(weights)[layer].before
-    found = through(Stream(table, of_positions), embedding.norm)
-    if embedding.norm is None or before is None:
-        return through(found, before)
-    alone = embedding.norm(table)  # behind another norm, rows of tokens alone tell the divisor
-    moments = alone.var(axis=1) if before.centred else np.square(alone).mean(axis=1)
-    return through(found, before, np.sqrt(moments.mean() + before.eps))
-
-
-def pieces(weights: Weights, layer: int, head: int) -> tuple[np.ndarray, ...]:
-    """Queries and keys of tokens and of positions, biases with the tokens."""
-    attention, x = branches(weights)[layer].layer.numerator(), stream(weights, layer)
-    k = head // (attention.n_heads // attention.kv_heads)
-    b = [0 if a is None else a[h] for a, h in ((attention.b_Q, head), (attention.b_K, k))]
-    (wq, wk) = attention.W_Q[head], attention.W_K[k]
-    return x.tokens @ wq + b[0], x.positions @ wq, x.tokens @ wk + b[1], x.positions @ wk
-
-
-def meet(attention: Attention, q: np.ndarray, k: np.ndarray, i: int, j: int) -> np.ndarray:
-    """Scores of queries (m, dh) at position i with keys (m', dh) at j, without scale and slope."""
-    if attention.rotary is not None:
-        q, k = attention.rotary.rotate(q, i), attention.rotary.rotate(k, j)
-    return q @ k.T
 
 
 def dense_shares(weights: Weights, layer: int, head: int, p: np.ndarray) -> tuple[np.ndarray, float]:

@@ -19,25 +19,11 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.reference.weights import Weights, read_weights
+from token_streams import token_rows, without_weights
 from transformers_models import random_model
 
 NAMES = ["gpt2_lm", "gpt2_untied", "bert", "opt", "opt_narrow", "llama", "llama_biases", "qwen3", "gemma2", "bloom"]
 Opened = tuple[Checkpoint, Weights]
-
-
-def token_rows(weights: Weights) -> np.ndarray:
-    """What the stream holds of each token alone."""
-    embedding = weights.embedding
-    rows = embedding.tokens + (0 if embedding.segment is None else embedding.segment)
-    return rows if embedding.norm is None else embedding.norm(rows)
-
-
-def without_weights(x: np.ndarray, norm_in_front: Any) -> np.ndarray:
-    """The division of a norm alone."""
-    if norm_in_front is None:
-        return x
-    x = x - x.mean(axis=1, keepdims=True) if norm_in_front.centred else x
-    return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + norm_in_front.eps)
 
 
 def dense_circuit(weights: Weights, layer: int, head: int, tokens: Any = slice(None)) -> np.ndarray:

@@ -11,7 +11,7 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib.linalg.row_sampling import sampled_range
+from tnlib.linalg.randomized import sampled_range
 from tnlib.linalg.truncation import TruncationBudget, noise_level
 
 # All arrays have 65536 entries or more: smaller ones are not sampled. The middle has 128 rows or more: a sample is half

@@ -1,0 +1,159 @@
+"""Kernels compiled by numba, without validation or options: dot products and linear combinations of long rows.
+
+BLAS is optimized for large square products. For 16 to 256 rows, each very long, it runs at a quarter of the peak speed
+or less. Dot products along contiguous rows need no transposed copies, and a tile of 4 x 4 of them does 16
+multiplications for 8 numbers loaded, enough to be bound by arithmetic. The module is loaded for large arrays only.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+
+from tnlib._typing import Array
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Sums may be taken in any order, which is what lets them run in vector registers. NaN and inf keep their meaning.
+_SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
+
+
+def kernel(function: F) -> F:
+    """Return `function` compiled at the first call with each combination of argument types; safe to share by threads.
+
+    Numba's own threads are not used: not all of its threading layers can be entered from two Python threads at once,
+    or after a fork, and a caller may do either.
+
+    Every combination of types gets a name, and so a file in the cache, of its own. Numba would number the types of one
+    function in the order of its calls, so that two processes that compile for different types at the same time would
+    use the same number.
+    """
+    compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> None:
+        kinds = tuple(map(numba.typeof, arguments))
+        if kinds not in compiled:  # numba has a lock under which the first call compiles
+            compiled.setdefault(kinds, _compile(function, "_".join(map(str, kinds))))
+        compiled[kinds](*arguments)
+
+    call.compiled = compiled  # type: ignore[attr-defined]  # to inspect the compiled functions and their cache
+    return cast(F, call)
+
+
+def inlined(function: F) -> F:
+    """Return `function` for inlining into kernels."""
+    return cast(F, numba.njit(function, inline="always", fastmath=_SUMS_IN_ANY_ORDER))
+
+
+def _compile(function: Callable[..., Any], kinds: str) -> Callable[..., Any]:
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__)
+    copy.__qualname__ = f"{function.__name__}_{zlib.crc32(kinds.encode()):08x}"
+    copy.__module__ = function.__module__
+    try:
+        return numba.njit(copy, cache=True, nogil=True, fastmath=_SUMS_IN_ANY_ORDER)
+    except RuntimeError:  # no folder is writable: every process compiles anew
+        return numba.njit(copy, nogil=True, fastmath=_SUMS_IN_ANY_ORDER)
+
+
+@inlined
+def _tile(
+    x0: Array, x1: Array, x2: Array, x3: Array, y0: Array, y1: Array, y2: Array, y3: Array, out: Array, i: int, j: int
+) -> None:
+    """Add the dot products of rows x0 ... x3 with rows y0 ... y3, all of one length, to out[i:i+4, j:j+4]."""
+    s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = 0.0
+    s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = 0.0
+    for k in range(len(x0)):  # sixteen sums in registers
+        a0, a1, a2, a3 = x0[k], x1[k], x2[k], x3[k]
+        b0, b1, b2, b3 = y0[k], y1[k], y2[k], y3[k]
+        s00, s01, s02, s03 = s00 + a0 * b0, s01 + a0 * b1, s02 + a0 * b2, s03 + a0 * b3
+        s10, s11, s12, s13 = s10 + a1 * b0, s11 + a1 * b1, s12 + a1 * b2, s13 + a1 * b3
+        s20, s21, s22, s23 = s20 + a2 * b0, s21 + a2 * b1, s22 + a2 * b2, s23 + a2 * b3
+        s30, s31, s32, s33 = s30 + a3 * b0, s31 + a3 * b1, s32 + a3 * b2, s33 + a3 * b3
+    for row, sums in enumerate(
+        ((s00, s01, s02, s03), (s10, s11, s12, s13), (s20, s21, s22, s23), (s30, s31, s32, s33))
+    ):
+        for column in range(4):
+            out[i + row, j + column] += sums[column]
+
+
+@kernel
+def add_gram(a: Array, slabs: tuple[int, int], columns: tuple[int, int], width: int, out: Array) -> None:
+    """Add the sum over p in `slabs` and k in `columns` of a[p, i, k] * a[p, j, k] to out[i, j], tiles with i <= j.
+
+    Blocks of `width` columns are copied into rows of float64 whose stride is no power of two: in the array itself it
+    often is, and then all rows map to the same few cache lines.
+    """
+    m = a.shape[1]
+    padded = out.shape[0]  # m rounded up to a multiple of four
+    block, part = np.zeros((padded, width + 8)), np.zeros_like(out)
+    filled, blocks = 0, 0
+    for p in range(slabs[0], slabs[1]):
+        k = columns[0]
+        while k < columns[1]:
+            w = min(width - filled, columns[1] - k)
+            for i in range(m):
+                source, target = a[p, i, k : k + w], block[i, filled : filled + w]
+                for c in range(w):
+                    target[c] = source[c]
+            filled += w
+            k += w
+            if filled == width or (p == slabs[1] - 1 and k == columns[1]):
+                b = block[:, :filled]
+                for i in range(0, padded, 4):
+                    for j in range(i, padded, 4):
+                        _tile(b[i], b[i + 1], b[i + 2], b[i + 3], b[j], b[j + 1], b[j + 2], b[j + 3], part, i, j)
+                filled, blocks = 0, blocks + 1
+                if blocks % 64 == 0:  # sums of sums: equal terms would all round in the same direction
+                    out += part
+                    part[:] = 0.0
+    out += part
+
+
+@kernel
+def times_rows(a: Array, b: Array, width: int, out: Array) -> None:
+    """Add a (m, n) times the transpose of b (l, n) to out (m, l); m and l are multiples of four."""
+    m, n = a.shape
+    for i in range(0, m, 4):
+        for k in range(0, n, width):
+            e = min(k + width, n)
+            for j in range(0, len(b), 4):
+                x0, x1, x2, x3 = a[i, k:e], a[i + 1, k:e], a[i + 2, k:e], a[i + 3, k:e]
+                y0, y1, y2, y3 = b[j, k:e], b[j + 1, k:e], b[j + 2, k:e], b[j + 3, k:e]
+                _tile(x0, x1, x2, x3, y0, y1, y2, y3, out, i, j)
+
+
+@inlined
+def _add_eight(
+    y: Array, x0: Array, x1: Array, x2: Array, x3: Array, x4: Array, x5: Array, x6: Array, x7: Array, c: Array
+) -> None:
+    """Add c[0] x0 + ... + c[7] x7 to y, rows of one length."""
+    c0, c1, c2, c3, c4, c5, c6, c7 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
+    for k in range(len(y)):
+        first = c0 * x0[k] + c1 * x1[k] + c2 * x2[k] + c3 * x3[k]
+        second = c4 * x4[k] + c5 * x5[k] + c6 * x6[k] + c7 * x7[k]
+        y[k] += first + second
+
+
+@kernel
+def add_combinations(e: Array, a: Array, rows: int, width: int, out: Array) -> None:
+    """Add e (r, m) times a (m, n) to out (r, n); m and `rows` are multiples of eight.
+
+    For each block of `rows` rows and `width` columns all sums are computed while the block and its part of `out` are in
+    the first two caches.
+    """
+    m, n = a.shape
+    for first in range(0, m, rows):
+        for k in range(0, n, width):
+            z = min(k + width, n)
+            for i in range(first, min(first + rows, m), 8):
+                x0, x1, x2, x3 = a[i, k:z], a[i + 1, k:z], a[i + 2, k:z], a[i + 3, k:z]
+                x4, x5, x6, x7 = a[i + 4, k:z], a[i + 5, k:z], a[i + 6, k:z], a[i + 7, k:z]
+                for j in range(len(e)):
+                    _add_eight(out[j, k:z], x0, x1, x2, x3, x4, x5, x6, x7, e[j, i : i + 8])

@@ -1,1 +1,0 @@
-"""Kernels compiled by numba, without validation or options; loaded for large arrays only."""
