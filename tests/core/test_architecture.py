@@ -24,7 +24,7 @@ LAYERS = [
     ["tnlib.linalg"],
     ["tnlib.out_of_core"],
     ["tnlib.drawing"],
-    ["tnlib.formats", "tnlib.linalg.canonical_basis"],
+    ["tnlib.formats"],
     ["tnlib.formats.train"],
     ["tnlib.formats.tucker"],
     ["tnlib.formats.cp"],
