@@ -269,6 +269,14 @@ def random_tucker(shape: Sequence[int], ranks: Sequence[int], dtype: Any = np.fl
     return contract(tnlib.Tucker(normal(ranks, wider, seed), factors)).astype(dtype)
 
 
+def noisy_tucker(
+    shape: Sequence[int], ranks: Sequence[int], dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0
+) -> np.ndarray:
+    """A Tucker tensor of these ranks and norm 1 plus normally distributed noise of norm `noise`."""
+    x = random_tucker(shape, ranks, dtype, seed)
+    return (x / norm(x) + noise * normal(shape, dtype, seed + 50) / np.sqrt(x.size)).astype(dtype)
+
+
 def random_cp(shape: Sequence[int], rank: int, dtype: Any = np.float64, seed: int = 0) -> np.ndarray:
     """Components with orthonormal columns and weights of 3, 2, 1 ...: alternating least squares finds them quickly."""
     factors = [isometry(n, rank, dtype, seed + 5 * k) for k, n in enumerate(shape)]

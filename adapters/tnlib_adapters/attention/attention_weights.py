@@ -11,9 +11,10 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
@@ -114,6 +115,18 @@ class AttentionWeights(GroupedHeads):
         bias = self.relative_bias
         of_heads = None if bias is None else replace(bias, table=bias.table[queries])
         return replace(self, **arrays, relative_bias=of_heads)  # type: ignore[arg-type]
+
+    def astype(self, dtype: DTypeLike) -> Self:
+        """Return the layer with weights, biases and norms in another precision."""
+
+        def converted(part: Any) -> dict[str, Any]:
+            return {name: a.astype(dtype, copy=False) for name, a in vars(part).items() if isinstance(a, np.ndarray)}
+
+        norms = {"head_norm": self.head_norm, "latent_norm": self.latent_norm}
+        changed: dict[str, Any] = {
+            name: replace(norm, **converted(norm)) for name, norm in norms.items() if norm is not None
+        }
+        return replace(self, **converted(self), **changed)
 
     @property
     def d_model(self) -> int:

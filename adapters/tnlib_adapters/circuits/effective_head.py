@@ -55,7 +55,7 @@ def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) ->
     layer = as_index(function, "layer", layer, as_one_stream(function, checkpoint, "model").n_layers)
     head = as_index(function, "head", head, checkpoint.sizes.n_heads)
     notes: list[str] = []
-    attention = _wide(checkpoint.head(layer, head))
+    attention = checkpoint.head(layer, head).astype(np.float64)
     if not attention.is_bilinear:
         normalised = "queries and keys" if attention.latent_norm is None else "latent vectors"
         attention = attention.numerator()
@@ -80,11 +80,6 @@ def _read_through(attention: Attention, norm: Norm) -> Attention:
         w = norm.weight[:, None] * w
         changed |= {f"W_{name}": w - w.mean(axis=1, keepdims=True) if norm.centred else w, f"b_{name}": b}
     return replace(attention, **changed)
-
-
-def _wide(attention: Attention) -> Attention:
-    wide: dict[str, Array] = {n: a.astype(np.float64) for n, a in vars(attention).items() if isinstance(a, np.ndarray)}
-    return replace(attention, **wide)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -271,20 +271,7 @@ def _block(
 
 
 def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
-    attention = tensors.checkpoint.attention(layer, length=length)
-    arrays: dict[str, Any] = {
-        name: a.astype(tensors.dtype, copy=False) for name, a in vars(attention).items() if isinstance(a, np.ndarray)
-    }
-    if attention.head_norm is not None:
-        query, key = (a.astype(tensors.dtype, copy=False) for a in (attention.head_norm.query, attention.head_norm.key))
-        arrays["head_norm"] = replace(attention.head_norm, query=query, key=key)
-    if attention.latent_norm is not None:
-        norm = attention.latent_norm
-        query_down = None if norm.query is None else norm.query.astype(tensors.dtype, copy=False)
-        arrays["latent_norm"] = replace(
-            norm, query=query_down, key_value=norm.key_value.astype(tensors.dtype, copy=False)
-        )
-    return replace(attention, **arrays)
+    return tensors.checkpoint.attention(layer, length=length).astype(tensors.dtype)
 
 
 def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> MixtureOfExperts:

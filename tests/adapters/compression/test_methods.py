@@ -68,7 +68,7 @@ def choices(found: Factorised, block: int) -> list[list[int]]:
 
 
 def test_the_command_line_offers_every_method() -> None:
-    for command in (cli.compress, cli.compare):
+    for command in (cli.compress, cli.plan):
         (option,) = [one for one in command.params if "--method" in one.opts]
         assert tuple(option.type.choices) == tuple(TABLE)
         assert set(METHODS) < set(TABLE)

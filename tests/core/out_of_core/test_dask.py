@@ -34,11 +34,8 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def noisy(dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0) -> np.ndarray:
-    """A Tucker tensor of ranks 3, 4, 5, 2 and norm 1 plus normally distributed noise."""
-    x = oracles.random_tucker(SHAPE, (3, 4, 5, 2), dtype, seed)
-    x = x / oracles.norm(x)
-    return (x + noise * oracles.normal(SHAPE, dtype, seed + 50) / np.sqrt(x.size)).astype(dtype)
+def noisy(dtype: Any = np.float64, noise: float = 1e-3) -> np.ndarray:
+    return oracles.noisy_tucker(SHAPE, (3, 4, 5, 2), dtype, noise)
 
 
 def paired() -> np.ndarray:

@@ -30,10 +30,7 @@ names = pytest.mark.parametrize("name", CALLS)
 
 
 def noisy(dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """A Tucker tensor of ranks 2 and norm 1 plus normally distributed noise."""
-    x = oracles.random_tucker(shape, (2,) * len(shape), dtype, seed)
-    x = x / oracles.norm(x)
-    return (x + noise * oracles.normal(shape, dtype, seed + 50) / np.sqrt(x.size)).astype(dtype)
+    return oracles.noisy_tucker(shape, (2,) * len(shape), dtype, noise, seed)
 
 
 def check(fit: Any, x: np.ndarray, rtol: float | None) -> float:

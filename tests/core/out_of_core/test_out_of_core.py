@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 import tnlib
 from tnlib import Storage
-from tnlib.out_of_core.passes import observed_passes
 
 MEMORY = 1 << 20  # bytes
 SHAPE = (20, 24, 30, 8)
@@ -35,11 +33,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 def noisy(dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """A Tucker tensor of ranks 3, 4, 5, 2 and norm 1 plus normally distributed noise."""
-    ranks = (3, 4, 5, 2)[: len(shape)]
-    x = oracles.random_tucker(shape, ranks, dtype, seed)
-    x = x / oracles.norm(x)
-    return (x + noise * oracles.normal(shape, dtype, seed + 50) / np.sqrt(x.size)).astype(dtype)
+    return oracles.noisy_tucker(shape, (3, 4, 5, 2)[: len(shape)], dtype, noise, seed)
 
 
 def paired(dtype: Any = np.float64) -> np.ndarray:
@@ -296,122 +290,7 @@ def test_an_array_that_changes_in_the_middle() -> None:
         tnlib.tucker(Changing(noisy()), rtol=1e-2, storage=LIMITED)
 
 
-# ----------------------------------------------------------------------------------------------------- resumed runs
-
-
-class Interrupted(Exception):
-    pass
-
-
-def interrupt_after(count: int) -> Callable[[str, int, int], None]:
-    calls = iter(range(count))
-
-    def observer(stage: str, done: int, total: int) -> None:
-        if next(calls, None) is None:
-            raise Interrupted
-
-    return observer
-
-
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
-def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", noisy(shape=(60, 24, 30, 8)))
-    a, folder = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "run"
-    storage = Storage(memory=2 * MEMORY, folder=folder)
-    calls: list[str] = []
-    with observed_passes(lambda stage, done, total: calls.append(stage)):
-        want = CALLS[name](a, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
-    with observed_passes(interrupt_after(3 * len(calls) // 4)), pytest.raises(Interrupted):
-        CALLS[name](a, rtol=1e-2, storage=storage)
-    assert folder.is_dir()
-    resumed: list[str] = []
-    with observed_passes(lambda stage, done, total: resumed.append(stage)):
-        fit = CALLS[name](a, rtol=1e-2, storage=storage)
-    oracles.assert_same_bits(fit.value, want.value)
-    assert len(resumed) < len(calls)
-    assert not folder.exists()
-
-
-def test_the_folder_of_another_call_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", noisy())
-    a, storage = np.load(tmp_path / "x.npy", mmap_mode="r"), Storage(memory=MEMORY, folder=tmp_path / "run")
-    with observed_passes(interrupt_after(2)), pytest.raises(Interrupted):
-        tnlib.tt_svd(a, rtol=1e-2, storage=storage)
-    with oracles.refused(ValueError, "tt_svd", "storage.folder", "other"):
-        tnlib.tt_svd(a, rtol=1e-3, storage=storage)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "mine").write_text("text")
-    with oracles.refused(ValueError, "tt_svd", "storage.folder", "other files"):
-        tnlib.tt_svd(a, rtol=1e-2, storage=Storage(memory=MEMORY, folder=other))
-    assert (other / "mine").read_text() == "text"
-
-
-def test_temporary_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    x = noisy()
-    tnlib.tucker(x, max_rank=(20, 24, 2, 8), storage=HALF)
-    x[-1, -1] = np.nan
-    with oracles.refused(ValueError, "finite"):
-        tnlib.tucker(x, rtol=1e-2, storage=LIMITED)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are those of Unix")
-@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_one_sentence_and_the_run_is_resumed(
-    problem: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import resource
-
-    np.save(tmp_path / "x.npy", noisy())
-    a, folder = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "run"
-    ranks, storage = (20, 24, 2, 8), Storage(memory=MEMORY // 2, folder=folder)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if problem == errno.EFBIG:  # the system's own refusal
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))
-    else:
-
-        def refuse(*_: Any) -> None:
-            raise OSError(problem, os.strerror(problem))
-
-        monkeypatch.setattr("os.posix_fallocate", refuse)
-    try:
-        with oracles.refused(ValueError, "tucker", "storage.folder", "room", str(folder)):
-            tnlib.tucker(a, max_rank=ranks, storage=storage)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    monkeypatch.undo()
-    fit = tnlib.tucker(a, max_rank=ranks, storage=storage)
-    oracles.assert_same_bits(fit.value, tnlib.tucker(a, max_rank=ranks, storage=HALF).value)
-    assert not folder.exists()
-
-
-KILLED = """
-import os, signal, sys, numpy as np, tnlib
-from tnlib.out_of_core.passes import observed_passes
-calls = iter(range(int(sys.argv[2])))
-def kill(stage, done, total):
-    if next(calls, None) is None:
-        os.kill(os.getpid(), signal.SIGKILL)
-with observed_passes(kill):
-    storage = tnlib.Storage(memory=1 << 20, folder=sys.argv[3])
-    tnlib.tucker(np.load(sys.argv[1], mmap_mode="r"), rtol=1e-2, storage=storage)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tiles", [10, 70, 100, 140])
-def test_a_killed_run_is_resumed(tiles: int, tmp_path: Path) -> None:
-    path, folder = tmp_path / "x.npy", tmp_path / "run"
-    np.save(path, noisy(shape=(120, 24, 30, 8)))
-    a = np.load(path, mmap_mode="r")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(tiles), str(folder)], check=False)
-    assert done.returncode == -9
-    fit = tnlib.tucker(a, rtol=1e-2, storage=Storage(memory=MEMORY, folder=folder))
-    oracles.assert_same_bits(fit.value, tnlib.tucker(a, rtol=1e-2, storage=LIMITED).value)
-    assert not folder.exists()
-
+# -------------------------------------------------------------------------------------------------------------- memory
 
 PEAK = """
 import sys, numpy as np, tnlib

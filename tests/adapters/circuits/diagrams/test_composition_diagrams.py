@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tnlib_adapters
 from oracles import normal
-from tnlib_adapters import Attention, Rotary
+from tnlib_adapters import Attention, Checkpoint, Rotary
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.circuits import OpenLayer, StreamParts, composition_diagram, split_stream, ten_terms, term_diagram
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
@@ -156,8 +155,7 @@ def test_the_trained_model_by_pairs_of_heads(model: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_end_has_a_name_and_nothing_stands_on_another(name: str, model: Any) -> None:
-    llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+def test_every_end_has_a_name_and_nothing_stands_on_another(name: str, model: Any, llama: Checkpoint) -> None:
     for one in (model, llama):
         diagram = term_diagram(name, (one.attention(1), H), (one.attention(0), G))
         assert [end for end, _ in diagram.open_legs] in (["stream", "position"], ["position", "stream"])
@@ -178,11 +176,11 @@ def test_all_are_painted_inside_the_picture(model: Any) -> None:
         assert y0 <= low <= high <= y1
 
 
-def test_other_names_and_models_are_refused(model: Any) -> None:
+def test_other_names_and_models_are_refused(model: Any, llama: Checkpoint) -> None:
     one, two = (model.attention(0), 0), (model.attention(1), 0)
     with pytest.raises(tnlib.ArgumentError, match="name must be one of direct, first"):
         term_diagram("KQ", two, one)
-    other = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")).attention(0)
+    other = llama.attention(0)
     with pytest.raises(tnlib.ArgumentError, match="one d_model, got 64 and 128"):
         term_diagram("K", two, (other, 0))
     with pytest.raises(tnlib.TnlibError, match="head"):

@@ -51,10 +51,9 @@ def test_the_network_is_connected_and_no_node_covers_another(name: str, saved: A
 
 
 @pytest.mark.parametrize("blocks", [(), (1,), (0, 3), (0, 1, 2, 3)])
-def test_other_blocks_are_one_function(blocks: tuple[int, ...]) -> None:
-    model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+def test_other_blocks_are_one_function(blocks: tuple[int, ...], llama: Any) -> None:
     names = {(): ["blocks 0 to 3"], (1,): ["block 0", "blocks 2 to 3"], (0, 3): ["blocks 1 to 2"]}.get(blocks, [])
-    diagram = model_diagram(model, blocks=blocks)
+    diagram = model_diagram(llama, blocks=blocks)
     assert [node.label for node in diagram.nodes if "block" in node.label] == names
     assert sum("softmax" in node.label for node in diagram.nodes) == len(blocks)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attention_layers import branches
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Attention, Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters import Attention, Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import pattern_scores, repeat_scores, score_shares, weight_scores
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights
@@ -133,8 +133,7 @@ def test_weights_tell_the_induction_circuit(model: Checkpoint) -> None:
     assert "induction" in repr(found)
 
 
-def test_weights_and_patterns_agree_on_the_trained_llama() -> None:
-    llama = open_checkpoint(builtin_path("llama"))
+def test_weights_and_patterns_agree_on_the_trained_llama(llama: Checkpoint) -> None:
     told, seen = weight_scores(llama), repeat_scores(llama, length=40, n_sequences=6)
     assert told.previous.argmax() == seen.previous.argmax() == 2 * 8 + 5
     assert np.corrcoef(told.previous.ravel(), seen.previous.ravel())[0, 1] > 0.9

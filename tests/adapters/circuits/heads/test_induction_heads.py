@@ -104,8 +104,7 @@ def test_it_reads_as_a_table(found: Induction) -> None:
     assert tnlib_adapters.circuits.find_induction is find_induction
 
 
-def test_single_precision() -> None:
-    llama = open_checkpoint(builtin_path("llama"))
+def test_single_precision(llama: Checkpoint) -> None:
     double, single = (find_induction(llama, n=2, length=8, dtype=dtype) for dtype in (np.float64, np.float32))
     assert double.effect.dtype == np.float64
     for name in ("effect", "standard_error", "previous_token", "induction"):
@@ -130,9 +129,8 @@ def test_causal_heads_of_the_built_in_model(model: Checkpoint, seed: int) -> Non
     assert set(found.causal_heads) | set(found.undecided_heads) <= {(0, 3), *found.induction_heads}
 
 
-def test_induction_heads_of_the_built_in_llama() -> None:
+def test_induction_heads_of_the_built_in_llama(llama: Checkpoint) -> None:
     """On the first lines of a file of Python, twice."""
-    llama = open_checkpoint(builtin_path("llama"))
     found = find_induction(llama, n=16, length=20, text=python_tokens(), rng=0)
     assert {(3, 4), (3, 5), (3, 7)} <= set(found.causal_heads) | set(found.undecided_heads)
     assert set(found.causal_heads) <= {(3, h) for h in range(4, 8)}

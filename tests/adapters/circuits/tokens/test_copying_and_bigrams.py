@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attention_layers import branches, homogeneous
 from oracles import assert_close, normal
-from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
+from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import (
     bigrams,
     copying,
@@ -140,8 +140,7 @@ def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) 
     assert (some.successors == found.successors[[7, 3]]).all()
 
 
-def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpoint) -> None:
-    llama = open_checkpoint(builtin_path("llama"))
+def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpoint, llama: Checkpoint) -> None:
     found = bigrams(llama, k=1)
     assert (found.successors[:, 0] == found.tokens).mean() > 0.8
     assert "  ' self'  ' self'  " in repr(
