@@ -27,7 +27,6 @@ from .formats.matrix.svd import svd as svd
 from .formats.train.apply import apply as apply
 from .formats.train.canonicalize import canonicalize as canonicalize
 from .formats.train.canonicalize import isometry_errors as isometry_errors
-from .formats.train.correlation_length import correlation_length as correlation_length
 from .formats.train.cross.tt_cross import tt_cross as tt_cross
 from .formats.train.format import TensorTrain as TensorTrain
 from .formats.train.gates import apply_gate as apply_gate
@@ -38,13 +37,14 @@ from .formats.train.product_states import ones as ones
 from .formats.train.product_states import product_state as product_state
 from .formats.train.product_states import zeros as zeros
 from .formats.train.round_randomized import round_randomized as round_randomized
+from .formats.train.schmidt import correlation_length as correlation_length
 from .formats.train.schmidt import entanglement_spectrum as entanglement_spectrum
 from .formats.train.schmidt import entropy as entropy
 from .formats.train.schmidt import schmidt_values as schmidt_values
 from .formats.train.schmidt import truncate_bond as truncate_bond
 from .formats.train.tt_matrix import TTMatrix as TTMatrix
 from .formats.train.tt_svd import tt_svd as tt_svd
-from .formats.train.ttm_svd import ttm_svd as ttm_svd
+from .formats.train.tt_svd import ttm_svd as ttm_svd
 from .formats.train.vidal import Vidal as Vidal
 from .formats.train.vidal import vidal as vidal
 from .formats.tucker.format import Tucker as Tucker

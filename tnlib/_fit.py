@@ -114,7 +114,8 @@ def format_html(value: FormatProtocol) -> str:
 
 def refuse_other_arrays(function: str, parameter: str, value: object) -> None:
     """Raise where `value` is a format with arrays of another library, which the function does not support."""
-    if getattr(value, "library", "numpy") != "numpy":
+    library = getattr(value, "library", None)  # of a class it is a property
+    if isinstance(library, str) and library != "numpy":
         raise ArgumentTypeError(
             f"{function}: {parameter} must hold numpy arrays, got {value!r}; convert it with .to_numpy()."
         )
