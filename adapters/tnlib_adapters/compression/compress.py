@@ -12,17 +12,17 @@ from typing import Any
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics_files import remove_spill_folder
-from tnlib_adapters.compression.cluster.cluster_workspace import workspace_with
-from tnlib_adapters.compression.cluster.connection import open_cluster
 from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
+from tnlib_adapters.compression.executor import open_workers
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.layouts.write_smaller import write_smaller
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.report.report_files import write_report
@@ -136,12 +136,11 @@ def compress(
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
         `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
     cluster
-        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": blocks are factorised, and batches of the text are
-        passed, by its workers. All see IN, the folder of OUT and that of `spill` under the same paths. Needs dask. The
-        result does not depend on the number of workers.
+        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": its workers decompose and round the weights. They
+        need tnlib and dask, and no files. The result does not depend on them.
     workers
-        The same with so many processes of this machine, of one thread each. A script that calls `compress` so needs
-        ``if __name__ == "__main__":``, because the processes import it.
+        The same with so many processes of this machine, of one thread each; without dask. A script that calls
+        `compress` so needs ``if __name__ == "__main__":``, because the processes import it.
     device
         Device on which the model runs on the text, as torch names it: "cpu", "cuda", "cuda:1", "mps". Blocks are moved
         there one at a time, and large weights are decomposed there.
@@ -229,9 +228,9 @@ def _plan(
     scratch: Callable[[], Path],
 ) -> Plan:
     """Return the plan of a request, made by its workers if it names any."""
-    with open_cluster(request, scratch, original.checkpoint.folder.path) as cluster:
+    with open_workers(request.cluster, request.workers) as workers:
         _check_finite(original.checkpoint, request, progress)
-        return make_plan(original, request, calibration, progress, workspace_with(cluster, cache_bytes, scratch))
+        return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, workers))
 
 
 def measured_report(

@@ -15,11 +15,14 @@ from tnlib_adapters.compression.calibration.whitening import (
     factorise_weight_on,
     inputs_of_text,
 )
-from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
-from tnlib_adapters.compression.cluster.factorised_parts import factorise_parts
 from tnlib_adapters.compression.methods.components import Inputs
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
-from tnlib_adapters.compression.methods.factorise import ModuleWeight, factorise_layer, factorise_weight
+from tnlib_adapters.compression.methods.factorise import (
+    FactorisedMatrix,
+    ModuleWeight,
+    factorise_layer,
+    factorise_weight,
+)
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
@@ -36,6 +39,8 @@ from tnlib_adapters.compression.request import (
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
+
+Call = Callable[[], Factorised]  # with all arrays it needs
 
 
 def make_plan(
@@ -138,13 +143,13 @@ def factorise(
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
     names = names_of(checkpoint, what, with_text=inputs is not None)
     rotary = has_rotary_or_norms(checkpoint)
-    make: dict[str, Callable[[Checkpoint], Factorised]] = {
-        module: partial(_layer, row, k=k, inputs=inputs, rotary=rotary) for k, module in enumerate(layers)
+    calls: dict[str, Callable[[], Call]] = {
+        module: partial(_layer, row, checkpoint, k, inputs, rotary=rotary) for k, module in enumerate(layers)
     }
     for name in names:
         own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        make[name] = partial(_weight, own, name=name, inputs=inputs)
-    parts = _factorised_parts(checkpoint, make, workspace, progress)
+        calls[name] = partial(_weight, own, checkpoint, name, inputs)
+    parts = _factorised_parts(calls, workspace, progress)
     predicts = row.predicts_error and inputs is None
     measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
     weights = {name: weight_of(checkpoint, name) for name in names}
@@ -160,40 +165,37 @@ def factorise(
 
 
 def _factorised_parts(
-    checkpoint: Checkpoint,
-    make: Mapping[str, Callable[[Checkpoint], Factorised]],
-    workspace: Workspace,
-    progress: Progress,
+    calls: Mapping[str, Callable[[], Call]], workspace: Workspace, progress: Progress
 ) -> dict[str, Factorised]:
-    """Return the factorised weights by module, made one after the other or by workers."""
-    if (cluster := cluster_of(workspace)) is not None:
-        return factorise_parts(cluster, checkpoint, make, workspace, progress)
-    parts = dict[str, Factorised]()
-    for done, (module, own) in enumerate(make.items()):
-        progress("factorising", done, len(make))
-        parts[module] = LazyPart(partial(own, checkpoint), workspace)
-    progress("factorising", len(make), len(make))
+    """Return the factorised weights by module; the arrays of a call are read when it is submitted."""
+    parts, made = dict[str, Factorised](), workspace.workers.map(read() for read in calls.values())
+    for done, (module, read) in enumerate(calls.items()):
+        progress("factorising", done, len(calls))
+        parts[module] = LazyPart(lambda read=read: read()(), workspace, next(made))  # type: ignore[misc]
+    progress("factorising", len(calls), len(calls))
     return parts
 
 
-def _layer(
-    method: Method, checkpoint: Checkpoint, k: int, inputs: Mapping[str, Array] | None, *, rotary: bool
-) -> Factorised:
-    projections = checkpoint.projections(k)
+def _layer(method: Method, checkpoint: Checkpoint, k: int, inputs: Mapping[str, Array] | None, *, rotary: bool) -> Call:
+    """Read a layer and the moments of its inputs, and return the call that factorises it."""
+    projections, sizes = checkpoint.projections(k), checkpoint.sizes
     if inputs is None:
-        return factorise_layer(method, projections, checkpoint.sizes, rotary=rotary)
+        return partial(factorise_layer, method, projections, sizes, rotary=rotary)
     moments = Inputs(inputs[f"{k}.x"], inputs[f"{k}.y"])
-    return factorise_layer_on(method, projections, checkpoint.sizes, moments, rotary=rotary)
+    return partial(factorise_layer_on, method, projections, sizes, moments, rotary=rotary)
 
 
-def _weight(method: Method, checkpoint: Checkpoint, name: str, inputs: Mapping[str, Array] | None) -> Factorised:
-    """Factorise the weight of a module outside the attention."""
+def _weight(method: Method, checkpoint: Checkpoint, name: str, inputs: Mapping[str, Array] | None) -> Call:
+    """Read the weight of a module outside the attention and its moments, and return the call that factorises it."""
     weight, n_bias = read_weight(checkpoint, name)
     tied_key = checkpoint.wiring.tied_key if checkpoint.wiring.is_tied(name) else None
     if inputs is None:
-        factorised = factorise_weight(method, weight)
-    elif tied_key is None:
-        factorised = factorise_weight_on(method, weight, inputs[name])
-    else:
-        factorised = factorise_tied_on(method, weight, inputs[name], inputs[tied_key])
-    return ModuleWeight(weight, factorised, n_bias)
+        return partial(_module_weight, weight, n_bias, partial(factorise_weight, method, weight))
+    if tied_key is None:
+        return partial(_module_weight, weight, n_bias, partial(factorise_weight_on, method, weight, inputs[name]))
+    on_both = partial(factorise_tied_on, method, weight, inputs[name], inputs[tied_key])
+    return partial(_module_weight, weight, n_bias, on_both)
+
+
+def _module_weight(weight: Array, n_bias: int, factorise: Callable[[], FactorisedMatrix]) -> ModuleWeight:
+    return ModuleWeight(weight, factorise(), n_bias)

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 BATCH_TOKENS = 1024  # products run at full speed, and a short text still gives many batches
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt
-_LARGEST_REUSED = 32 << 20  # bytes; the largest that glibc admits
 WEIGHTS = 1 << 30  # bytes of weights in float32
 
 
@@ -28,19 +26,6 @@ def release_free_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not in other C libraries
         if trim is not None:
             trim(0)
-
-
-def reuse_free_memory() -> None:
-    """Have freed arrays used again, as glibc does unless it is told otherwise.
-
-    Workers of Dask are told to return them to the system at once: every array then costs new pages, which takes as long
-    as the products of short batches.
-    """
-    if sys.platform == "linux":
-        set_parameter = getattr(ctypes.CDLL(None), "mallopt", None)  # not in other C libraries
-        if set_parameter is not None:
-            set_parameter(_MMAP_THRESHOLD, _LARGEST_REUSED)
-            set_parameter(_TRIM_THRESHOLD, 2 * _LARGEST_REUSED)
 
 
 def _of_status(name: str) -> int:

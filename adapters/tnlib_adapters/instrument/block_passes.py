@@ -46,8 +46,8 @@ class Streams:
         weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
         return streams
 
-    def has(self, name: str, _n: int | None = None) -> bool:
-        """Test if streams are stored, of the first n batches or of all; a file holds those of all that were written."""
+    def has(self, name: str) -> bool:
+        """Test if streams are stored; a file holds those of all batches that were written."""
         return (self.folder / name).exists()
 
     def write(self, name: str, k: int, stream: Tensor) -> None:
@@ -58,17 +58,12 @@ class Streams:
             stored = stream.detach().to(self._dtype).cpu().contiguous()
             opened.write(stored.flatten().view(torch.uint8).numpy().data)
 
-    def read(self, name: str, k: int, texts: range | None = None) -> Tensor:
-        """Return the stream of the k-th batch, or of consecutive texts of it, (texts, tokens, width).
-
-        It is in float32, on the device of the batch.
-        """
-        n_texts, tokens = self._shapes[k]
-        texts = texts or range(n_texts)
-        n_bytes = self._dtype.itemsize * tokens * self._width
-        start = self._starts[k] + texts.start * n_bytes
-        stored = np.fromfile(self.folder / name, np.uint8, len(texts) * n_bytes, offset=start)
-        values = torch.from_numpy(stored).view(self._dtype).view(len(texts), tokens, self._width)
+    def read(self, name: str, k: int) -> Tensor:
+        """Return the stream of the k-th batch, (texts, tokens, width), in float32, on the device of the batch."""
+        texts, tokens = self._shapes[k]
+        n_bytes = self._dtype.itemsize * texts * tokens * self._width
+        stored = np.fromfile(self.folder / name, np.uint8, n_bytes, offset=self._starts[k])
+        values = torch.from_numpy(stored).view(self._dtype).view(texts, tokens, self._width)
         return values.to(self.batches[k].ids.device).float()
 
     def finish(self, name: str) -> None:

@@ -129,13 +129,6 @@ class RunningModel:
         return self.placement.dtype
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Arguments of `open_running` by name, with which its checkpoint is opened as this model was."""
-        max_weights = None if self.weights is None else self.weights.max_bytes
-        own = {"function": self.function, "max_tokens": self.max_tokens, "batch_tokens": self.batch_tokens}
-        return own | {"max_weights": max_weights, "placement": self.placement}
-
-    @property
     def fits_in_memory(self) -> bool:
         """True if all weights stay in memory."""
         return self.weights is None or self.weights.fit_in_memory

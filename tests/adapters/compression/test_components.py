@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tnlib_adapters.compression.methods.components import (
-    WeightOnText,
     components,
     components_in_single_precision,
+    components_on_device,
     triangular_root,
 )
 
@@ -130,8 +130,6 @@ def test_only_large_weights_are_decomposed_in_single_precision():
     for shape, is_exact in (((24, 16), True), ((4096, 1024), False)):
         weight = rng.standard_normal(shape).astype(np.float32)
         given = weight, *(moments_of(rng, k, 60, 1.0) for k in shape)
-        found = WeightOnText(weight, lambda given=given: given[1], lambda given=given: given[2]).components(
-            torch.device("cpu")
-        )
+        found = components_on_device(*given, torch.device("cpu"))
         np.testing.assert_allclose(found.left @ found.right, weight, atol=1e-2)
         assert np.array_equal(found.left, components(*given).left) == is_exact

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics
+from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, fold_biases, with_bias_row
 from tnlib_adapters.compression.methods.components import Components, WeightOnText
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
@@ -97,11 +98,17 @@ class SelectedWeights:
         return find_places(model, self.names, attention=bool(self.layers))
 
     def of_group(
-        self, group: int, places: Places, moments: Statistics, device: torch.device, file: ComponentFile
+        self,
+        group: int,
+        places: Places,
+        moments: Statistics,
+        device: torch.device,
+        file: ComponentFile,
+        workers: Workers,
     ) -> GroupCalibration:
         """Return the components of the weights of a group by these moments, from `file` or computed and saved there.
 
-        Large weights are decomposed on `device`.
+        Weights are decomposed by `workers`, large ones on `device`, tables that make predictions in this process.
         """
         checkpoint, wiring, projections, layer, module = self.checkpoint, self.checkpoint.wiring, None, None, ""
         on_text, tables = dict[str, WeightOnText](), dict[str, Callable[[], Components]]()
@@ -119,7 +126,7 @@ class SelectedWeights:
                 )
 
         def compute() -> Iterator[tuple[str, Components]]:
-            yield from ((name, own.components(device)) for name, own in on_text.items())
+            yield from zip(on_text, workers.map(own.call(device) for own in on_text.values()), strict=True)
             yield from ((name, decompose()) for name, decompose in tables.items())
 
         by_key = file.get([*on_text, *tables], compute)

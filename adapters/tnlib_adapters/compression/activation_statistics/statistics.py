@@ -58,6 +58,10 @@ class Statistics:
     slopes: Mapping[str, Array] = field(default_factory=dict)
     gates: Mapping[str, Array] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the arrays, and not where they are stored, to another process."""
+        return Statistics, (dict(self.reads), dict(self.slopes), dict(self.gates))
+
     def reads_of_projection(self, k: int, name: str, rows: int) -> Array:
         """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
         moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]
@@ -171,7 +175,7 @@ class _Collection:
         self._probes = (0,) if components is None else (0, 1)
         self._workspace = Workspace(0, lambda: streams.folder)
         self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
-        self._observations = Observations(self._frame, places, batches, streams, step=self._show_backward)
+        self._observations = Observations(self._frame, places, batches, streams, self._show_backward)
 
     def run(self, save: Callable[[int, Statistics], None], done: Collection[int]) -> None:
         """Collect the statistics of all groups that are not done."""
@@ -180,7 +184,7 @@ class _Collection:
 
         calls = forward(self._frame, self._streams, self._show_forward)
         stored = (f"gradient-{self._probes[-1]}-{k}" for k in range(self._n + 1))
-        if not any(self._streams.has(name, len(self._batches)) for name in stored):
+        if not any(self._streams.has(name) for name in stored):
             for probe in self._probes:
                 self._observations.store_output(probe)
         for k in reversed(range(self._n)):
@@ -231,8 +235,6 @@ class Observations:
         Batches that are observed, the first of those of `streams`.
     streams
         Inputs of all blocks. Gradients at these are stored beside them: "gradient-1-3" of probe 1 at block 3.
-    first
-        Index in the text of the first batch, from which its probes are drawn.
     step
         Called with the indices of group, probe and batch before each.
     """
@@ -243,11 +245,10 @@ class Observations:
         places: Places,
         batches: Sequence[Batch],
         streams: Streams,
-        first: int = 0,
         step: Callable[[int, int, int], None] = lambda _group, _probe, _batch: None,
     ) -> None:
         self._frame, self._places, self._batches, self._streams = frame, places, batches, streams
-        self._n, self._first, self._step = len(frame.model.layers), first, step
+        self._n, self._step = len(frame.model.layers), step
 
     def store_output(self, probe: int) -> None:
         """Store the gradients of a probe at the output of the last block."""
@@ -289,7 +290,7 @@ class Observations:
             yield reads, slopes
 
     def _generator(self, b: int, probe: int) -> torch.Generator:
-        return _generator(2 * (self._first + b) + probe)
+        return _generator(2 * b + probe)
 
 
 def sum_moments(

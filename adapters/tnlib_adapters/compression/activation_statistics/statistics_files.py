@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,10 +161,6 @@ class StatisticsFiles:
         self._checked.update(groups)
         return groups
 
-    def has(self, group: int) -> bool:
-        """Test if a group is saved."""
-        return self._of_group(group).exists()
-
     def save(self, group: int, statistics: Statistics) -> None:
         """Save the statistics of a group."""
         entries = [
@@ -175,18 +171,18 @@ class StatisticsFiles:
         write_digested(self._of_group(group), self._metadata, entries)
         self._checked.add(group)
 
-    def statistics(self) -> Statistics:
-        """Return the statistics of all groups, each array read when it is used; raise if a file is damaged."""
+    def statistics(self, keys: Collection[str] | None = None) -> Statistics:
+        """Return the statistics of all groups, or those of some keys, each array read when it is used.
+
+        Raise if a file is damaged.
+        """
         if not self.is_complete():
             self.done()
-        return self.stored()
-
-    def stored(self) -> Statistics:
-        """Return the statistics of all groups that are saved, in files that were checked before."""
         complete = [self.file] if self.file is not None and self.file.exists() else []
         files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
-        return Statistics(*(_Stored(_below(f"{part}.", tensors), self) for part in _PARTS))
+        stored = (_below(f"{part}.", tensors) for part in _PARTS)
+        return Statistics(*(_Stored({k: own[k] for k in own if keys is None or k in keys}, self) for own in stored))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""

@@ -12,7 +12,8 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, spill_of, streams_of_fit
+from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
@@ -27,7 +28,6 @@ from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.layer_fit import Descend
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
@@ -105,15 +105,14 @@ def factorise_calibrated(
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
     model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
-    batches, spill = model.batches(text), spill_of(folder, workspace)
+    batches, spill = model.batches(text), Spill(folder)
     calibration = collect_calibration(
         checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
     )
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        parts, descend_by = calibration.parts, calibration.descend_by
-        return fit_factors(model, parts, options, streams, descend_by=descend_by, progress=progress)
+        return fit_factors(model, calibration.parts, options, streams, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
@@ -134,7 +133,6 @@ def fit_factors(
     streams: Streams,
     n_steps: int | None = None,
     *,
-    descend_by: Descend | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the factors of every layer and matrix after the block-wise reconstruction.
@@ -151,8 +149,6 @@ def fit_factors(
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
         Optimizer steps per layer; None for `steps_of_model`.
-    descend_by
-        As in `fit_layers`.
     progress
         Called as progress(stage, done, total).
     """
@@ -189,9 +185,7 @@ def fit_factors(
         ]
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(
-            model, streams, start, tables=tables, n_steps=steps, first=first, descend_by=descend_by, progress=progress
-        )
+        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
         return map(packed, count(first), fit)
 
     yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps), fitted)

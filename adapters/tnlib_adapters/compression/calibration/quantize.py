@@ -12,14 +12,14 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, spill_of, streams_of_fit
+from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
 from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
 from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import (
     QuantizedLayer,
@@ -60,7 +60,7 @@ def factorise_quantized(
     `fewer_numbers` adds options for a bound on the numbers.
     """
     model = (source or SourceModel(checkpoint)).original
-    batches, spill = model.batches(text), spill_of(folder, workspace)
+    batches, spill = model.batches(text), Spill(folder)
     parts_of = partial(_rounded_parts, {"bits": bits, "fewer_numbers": fewer_numbers})
     calibration = collect_calibration(
         checkpoint, model, batches, parts_of, progress, what=what, file=file, spill=spill, workspace=workspace
@@ -162,7 +162,7 @@ def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, 
 def _matrix(checkpoint: Checkpoint, group: GroupCalibration, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
     wiring, statistics = checkpoint.wiring, group.statistics
-    weight, n_bias = read_weight(checkpoint, name)
+    weight, n_bias = group.matrices[name].weight, group.matrices[name].fixed
     reads, slopes = statistics.reads[name], statistics.slopes[name]
     components = group.matrices[name].components
     by_row = wiring.is_embedding(name)

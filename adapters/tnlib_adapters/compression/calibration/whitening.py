@@ -21,8 +21,6 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics import collect_reads
-from tnlib_adapters.compression.cluster.chunk_inputs import collect_inputs
-from tnlib_adapters.compression.cluster.cluster_workspace import cluster_of
 from tnlib_adapters.compression.methods.components import (
     Inputs,
     moment_roots,
@@ -196,7 +194,5 @@ def inputs_of_text(
     check_tokens(model.function, batches, widest_input(checkpoint, what))
     names = names_of(checkpoint, what, with_text=True)
     sample = sample_batches(batches, TOKENS_OF_INPUTS)
-    if (cluster := cluster_of(workspace)) is not None:
-        return collect_inputs(cluster, checkpoint, model, sample, what, progress)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect_reads(model, places, sample, progress, workspace)

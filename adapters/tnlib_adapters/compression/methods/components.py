@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -156,12 +156,16 @@ class WeightOnText:
     reads: Callable[[], Array]
     slopes: Callable[[], Array]
 
-    def components(self, device: torch.device) -> Components:
-        """Return the components; those of a large weight are computed in single precision on the device."""
-        reads, slopes = self.reads(), self.slopes()
-        if is_large(self.weight.shape) and self.weight.dtype != np.float64 and reads.ndim > 1:
-            return components_in_single_precision(self.weight, reads, slopes, device)
-        return components(self.weight, reads, slopes)
+    def call(self, device: torch.device) -> Callable[[], Components]:
+        """Read the moments, and return the call of `components_on_device` with all arrays it needs."""
+        return partial(components_on_device, self.weight, self.reads(), self.slopes(), device)
+
+
+def components_on_device(weight: Array, reads: Array, slopes: Array, device: torch.device) -> Components:
+    """Return the components; those of a large weight are computed in single precision on the device."""
+    if is_large(weight.shape) and weight.dtype != np.float64 and reads.ndim > 1:
+        return components_in_single_precision(weight, reads, slopes, device)
+    return components(weight, reads, slopes)
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:

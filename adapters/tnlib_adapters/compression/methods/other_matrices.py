@@ -116,7 +116,7 @@ class Matrix:
         looked_up: bool = False,
     ) -> None:
         self.name, self.fixed, self.components = name, n_bias, weight_components
-        self._weight, self._gauged, self._looked_up = weight, gauged, looked_up
+        self.weight, self._gauged, self._looked_up = weight, gauged, looked_up
 
     def weigh(self, losses: Array) -> None:
         """Replace squared singular values by losses from gates."""
@@ -125,12 +125,12 @@ class Matrix:
     @property
     def curves(self) -> list[Curve]:
         """Curve of all ranks, then of the dense matrix."""
-        return [self.components.curve(self._weight.size, gauged=self._gauged, looked_up=self._looked_up)]
+        return [self.components.curve(self.weight.size, gauged=self._gauged, looked_up=self._looked_up)]
 
     @property
     def n_before(self) -> int:
         """Numbers of the dense matrix and its bias."""
-        return self._weight.size + self.fixed
+        return self.weight.size + self.fixed
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors of rank choice[0]; the last option is the dense matrix."""
@@ -146,14 +146,14 @@ class Matrix:
     def packed(self, factors: Sequence[Array]) -> list[FactoredMatrix]:
         """Return the factored matrix with these factors."""
         if not factors:
-            return [FactoredMatrix("dense", "", {whole_part(""): self._weight})]
+            return [FactoredMatrix("dense", "", {whole_part(""): self.weight})]
         if not self._gauged:
             return [FactoredMatrix("low_rank", "", self._cast(*factors))]
         left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
         return [FactoredMatrix("interpolative", "", self._cast(left, right), rows=rows)]
 
     def _cast(self, left: Array, right: Array) -> dict[str, Array]:
-        dtype = self._weight.dtype
+        dtype = self.weight.dtype
         return {"left": left.astype(dtype), "right": right.astype(dtype)}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.executor import SERIAL, Workers
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
@@ -27,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
 class Workspace:
-    """Limit of the memory for factors that are not in use, and the folder of those beyond it.
+    """Limit of the memory for factors that are not in use, the folder of those beyond it, and who computes them.
 
     Parameters
     ----------
@@ -36,10 +37,17 @@ class Workspace:
     folder
         Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
         are made again when they are used, and plans stay in memory.
+    workers
+        Executor of the decompositions.
     """
 
-    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
-        self._max_bytes, self._folder = max_bytes, folder
+    def __init__(
+        self,
+        max_bytes: float = CACHE_BYTES,
+        folder: Callable[[], Path] | None = None,
+        workers: Workers = SERIAL,
+    ) -> None:
+        self._max_bytes, self._folder, self.workers = max_bytes, folder, workers
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:
@@ -93,8 +101,8 @@ class LazyPart:
         Function that returns it; the same each time.
     workspace
         Memory and folder.
-    in_file
-        True if `make` reads it from a file: it is read again, not written again.
+    part
+        What `make` returns, if it is made already.
 
     Attributes
     ----------
@@ -102,14 +110,14 @@ class LazyPart:
         Function that returns the layer or weight.
     """
 
-    def __init__(self, make: Callable[[], Factorised], workspace: Workspace, *, in_file: bool = False) -> None:
-        part = make()
+    def __init__(self, make: Callable[[], Factorised], workspace: Workspace, part: Factorised | None = None) -> None:
+        part = make() if part is None else part
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
         self.load: Callable[[], Any] = make
         if workspace.admits(self, sum(a.nbytes for a in arrays_of(part))):
             self.load = lambda: part
-        elif not in_file and (stored := workspace.write(self, entries_of_arrays(part))):
+        elif stored := workspace.write(self, entries_of_arrays(part)):
             emptied = without_arrays(part, stored)
             self.load = lambda: cast(Factorised, with_arrays(emptied))
 

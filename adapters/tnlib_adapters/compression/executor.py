@@ -1,0 +1,116 @@
+"""Executors: calls run in this process, in several processes of this machine, or by the workers of a Dask cluster.
+
+A call holds all arrays it needs. Results are used in the order of the calls, so that nothing depends on the executor.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from tnlib import ArgumentError, ClusterError
+
+R = TypeVar("R")
+_LOST = ("KilledWorker", "ClosedClientError")  # of dask
+
+
+class _InThisProcess(Executor):
+    """Runs every call when it is submitted."""
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        future = Future[R]()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@dataclass(frozen=True)
+class Workers:
+    """An executor, and the number of calls that may be pending: the arrays of so many are in memory."""
+
+    executor: Executor
+    n_pending: int
+
+    def map(self, calls: Iterable[Callable[[], R]]) -> Iterator[R]:
+        """Yield the results of calls in their order; a call is taken from the iterable when it is submitted."""
+        pending: deque[Future[R]] = deque()
+        for call in calls:
+            pending.append(self.submit(call))
+            del call  # and its arrays
+            if len(pending) >= self.n_pending:
+                yield self.result(pending.popleft())
+        while pending:
+            yield self.result(pending.popleft())
+
+    def submit(self, call: Callable[[], R]) -> Future[R]:
+        """Start a call."""
+        with _loss_in_one_sentence():
+            return self.executor.submit(call)
+
+    def result(self, future: Future[R]) -> R:
+        """Return the result of a call, or raise its error; `ClusterError` if the processes are lost."""
+        with _loss_in_one_sentence():
+            return future.result()
+
+
+SERIAL = Workers(_InThisProcess(), 1)
+
+
+@contextmanager
+def open_workers(cluster: str | None, n_workers: int | None) -> Iterator[Workers]:
+    """Yield the workers of the Dask scheduler at an address, or so many new processes; without both, this process."""
+    if cluster is not None:
+        with _dask_client(cluster) as client:
+            yield Workers(client.get_executor(), 2 * sum(client.nthreads().values()))
+    elif n_workers is not None:
+        spawned = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(n_workers, mp_context=spawned, initializer=_use_one_thread) as pool:
+            yield Workers(pool, 2 * n_workers)
+    else:
+        yield SERIAL
+
+
+def _use_one_thread() -> None:
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    threadpool_limits(1)  # of the libraries that are loaded already
+
+
+@contextmanager
+def _loss_in_one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:
+        name = type(problem).__name__
+        if not isinstance(problem, (BrokenExecutor, CancelledError)) and name not in _LOST:
+            raise
+        raise ClusterError(
+            f"compress: workers must stay until the end, got the loss of one ({name}); pass fewer if memory was short, "
+            'and call compress below `if __name__ == "__main__":` in a script.'
+        ) from None
+
+
+@contextmanager
+def _dask_client(address: str) -> Iterator[Any]:
+    try:
+        import dask
+        import distributed
+    except ModuleNotFoundError:
+        message = "compress: cluster needs dask, found no distributed; pip install 'tnlib[cluster]'."
+        raise ModuleNotFoundError(message, name="distributed") from None
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}), ExitStack() as stack:
+        try:
+            client: Any = stack.enter_context(distributed.Client(address, set_as_default=False))  # type: ignore[no-untyped-call]
+            client.wait_for_workers(1, timeout=30)
+        except (OSError, TimeoutError, ValueError) as problem:
+            raise ArgumentError(
+                f"compress: cluster must be the address of a Dask scheduler with workers, got {address!r}, which does "
+                f"not answer ({type(problem).__name__}); start them by `dask scheduler` and `dask worker`."
+            ) from None
+        yield client

@@ -1,0 +1,195 @@
+"""Compression by several processes: the same bits as in one, and one sentence when a process is lost."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+
+from oracles import refused  # noqa: E402
+from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.executor import SERIAL, Workers, open_workers  # noqa: E402
+
+from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+
+LLAMA = builtin_path("llama")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Dask cluster of two processes, started again when they die."""
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        local_directory=str(tmp_path_factory.mktemp("workers")),
+        silence_logs=logging.CRITICAL,
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short text in the language of the built-in Llama."""
+    file = tmp_path_factory.mktemp("text") / "code.txt"
+    file.write_text(Path(tarfile.__file__).read_text(encoding="utf-8")[3000:23_000], encoding="utf-8")
+    return file
+
+
+def assert_same_bits(folder: Path, other: Path) -> None:
+    expected, values = (open_checkpoint(own).folder.tensors for own in (folder, other))
+    assert values.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(values[name].read_stored(), tensor.read_stored())
+
+
+def test_results_have_the_order_of_the_calls() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for workers in (SERIAL, Workers(pool, 3)):
+            calls = (partial(_after, 0.01 * (k % 3), k) for k in range(8))
+            assert list(workers.map(calls)) == list(range(8))
+            with pytest.raises(ZeroDivisionError):
+                list(workers.map([partial(divmod, 1, 0)]))
+
+
+def _after(seconds: float, value: int) -> int:
+    time.sleep(seconds)
+    return value
+
+
+@pytest.mark.parametrize("method", ["heads", "tucker"])
+def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path) -> None:
+    compress(LLAMA, tmp_path / "one", method=method, keep=0.5)
+    compress(LLAMA, tmp_path / "two", method=method, keep=0.5, workers=2)
+    assert_same_bits(tmp_path / "one", tmp_path / "two")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{"what": "all", "bits": 3}, {"what": "all", "keep": 0.5}, {"method": "matrix", "keep": 0.5}]
+)
+def test_methods_on_a_text_have_the_bits_of_one_process(
+    options: dict[str, Any], cluster: Any, text: Path, tmp_path: Path
+) -> None:
+    compress(LLAMA, tmp_path / "one", calibrate=text, **options)
+    for name, workers in (("pool", {"workers": 2}), ("dask", {"cluster": cluster.scheduler_address})):
+        compress(LLAMA, tmp_path / name, calibrate=text, **options, **workers)
+        assert_same_bits(tmp_path / "one", tmp_path / name)
+
+
+@pytest.mark.slow
+def test_statistics_of_one_process_are_used_by_workers(text: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"calibrate": text, "statistics": tmp_path / "statistics"}
+    compress(LLAMA, tmp_path / "first", keep=0.5, **options)
+    compress(LLAMA, tmp_path / "one", keep=0.7, **options)
+    compress(LLAMA, tmp_path / "two", keep=0.7, **options, workers=2)
+    assert_same_bits(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_dask_repeats_the_calls_of_a_killed_worker(cluster: Any, text: Path, tmp_path: Path) -> None:
+    before = {nanny.pid for nanny in cluster.workers.values()}
+
+    def kill(stage: str, done: int, _total: int) -> None:
+        if stage == "collecting statistics" and done == 1:
+            os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
+
+    options = {"bits": 3, "calibrate": text, "cluster": cluster.scheduler_address}
+    compress(LLAMA, tmp_path / "whole", **options)
+    compress(LLAMA, tmp_path / "killed", **options, progress=kill)
+    assert {nanny.pid for nanny in cluster.workers.values()} != before
+    assert_same_bits(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_process_that_ends_is_one_sentence() -> None:
+    with open_workers(None, 1) as workers, refused(ClusterError, "compress", "workers must stay", "pass fewer"):
+        list(workers.map([partial(os._exit, 1)] * 3))
+
+
+def test_nothing_is_written_when_a_process_is_killed(tmp_path: Path) -> None:
+    others = set(multiprocessing.active_children())
+
+    def kill() -> None:
+        while not (children := set(multiprocessing.active_children()) - others):
+            time.sleep(0.001)
+        children.pop().kill()  # while it imports the library
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with refused(ClusterError, "compress", "workers must stay until the end"):
+        compress(LLAMA, tmp_path / "out", keep=0.5, workers=2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_cluster_that_goes_away_is_one_sentence(text: Path, tmp_path: Path) -> None:
+    with distributed.LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        local_directory=str(tmp_path / "workers"),
+        silence_logs=logging.CRITICAL,
+    ) as opened:
+
+        def close(stage: str, done: int, _total: int) -> None:
+            if stage == "collecting statistics" and done == 5:
+                opened.close()
+
+        options = {"keep": 0.5, "calibrate": text, "spill": tmp_path / "spill", "progress": close}
+        with refused(ClusterError, "compress", "workers must stay until the end"):
+            compress(LLAMA, tmp_path / "out", cluster=opened.scheduler_address, **options)
+    assert (tmp_path / "spill").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with refused(ArgumentError, "compress", "workers and cluster exclude each other"):
+        compress(LLAMA, out, keep=0.5, workers=2, cluster="tcp://127.0.0.1:8786")
+    with refused(ArgumentError, "compress", "workers must be at least 1, got 0"):
+        compress(LLAMA, out, keep=0.5, workers=0)
+    with refused(ArgumentTypeError, "compress", "workers must be an integer, got 2.0"):
+        compress(LLAMA, out, keep=0.5, workers=2.0)
+    with refused(ArgumentTypeError, "compress", "cluster must be the address"):
+        compress(LLAMA, out, keep=0.5, cluster=8786)
+    with refused(ArgumentError, "compress", "cluster must be the address of a Dask scheduler", "'nowhere'"):
+        compress(LLAMA, out, keep=0.5, cluster="nowhere")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
+    arguments = ["compress", str(LLAMA), str(tmp_path / "out"), "--keep", "0.5", "--cluster", "tcp://127.0.0.1:9"]
+    with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
+        result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 2
+    assert "Error: compress: cluster must be the address of a Dask scheduler" in result.stderr
+    assert "start them by `dask scheduler`" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_dask_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs dask.*'tnlib\[cluster\]'"):
+        compress(LLAMA, tmp_path / "out", keep=0.5, cluster="tcp://127.0.0.1:8786")
