@@ -1,6 +1,6 @@
-"""Time of `compress` on one and on two workers, for a made-up Llama in bf16, each in a process of its own.
+"""Time of `compress` in this process and with two workers, for a made-up Llama in bf16, each in a process of its own.
 
-python -m benchmarks.cluster [--scale full|small] [--workers 1 --workers 2]     print a table of the seconds by stage
+python -m benchmarks.cluster [--scale full|small] [--workers 2]     print a table of the seconds by stage
 """
 
 from __future__ import annotations
@@ -11,35 +11,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
-from benchmarks.large_models import CALIBRATED, SHORT_TEXT, TEXT, Llama, calibration_text, make
+from benchmarks.large_models import SHORT_TEXT, Llama, calibration_text, make
 
 CHILD = "import sys; from benchmarks import cluster; cluster.compressed(*sys.argv[1:])"
 MODELS = {"full": Llama(4, 512, 8, 2, 1408, 2048), "small": Llama(4, 64, 8, 2, 176, 1024)}
-TOKENS = {"full": (TEXT, 2 * TEXT), "small": (SHORT_TEXT,)}  # batches of two texts, and of four
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TOTAL = "all"
 
+Seconds = dict[str, dict[str, float]]  # by the number of workers, and the stage
 
-Seconds = dict[str, dict[str, dict[str, float]]]  # by the tokens of the text, the number of workers, and the stage
 
-
-def measure(scale: str, workers: tuple[int, ...] = (1, 2)) -> Seconds:
-    """Return the seconds of every stage, and of all."""
+def measure(scale: str, workers: int = 2) -> Seconds:
+    """Return the seconds of every stage, and of all, without workers and with so many."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "model"
         make(MODELS[scale], source)
-        return {f"{n:,}": _of_text(source, n, workers) for n in TOKENS[scale]}
-
-
-def _of_text(source: Path, n_tokens: int, workers: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    text = calibration_text(source, n_tokens)
-    return {str(n): _in_child(source, text, source.with_name(f"out-{n_tokens}-{n}"), n) for n in workers}
+        text = calibration_text(source, SHORT_TEXT)
+        return {str(n): _in_child(source, text, source.with_name(f"out-{n}"), n) for n in (0, workers)}
 
 
 def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, float]:
@@ -52,10 +45,13 @@ def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, 
 def compressed(source: str, text: str, out: str, n_workers: str) -> None:
     """Compress, and print the seconds of every stage; the process does nothing else."""
     import tnlib_adapters
+    from tnlib_adapters.compression.calibration import fit_by_block
 
+    fit_by_block.ROUNDED_STEPS = 1
     stages, started = Stages(), time.perf_counter()
-    options: dict[str, Any] = CALIBRATED | {"calibrate": text, "workers": int(n_workers), "progress": stages}
-    tnlib_adapters.compress(source, out, **options)
+    tnlib_adapters.compress(
+        source, out, what="all", bits=3, calibrate=text, workers=int(n_workers) or None, progress=stages
+    )
     print(json.dumps(stages.seconds | {TOTAL: time.perf_counter() - started}))
 
 
@@ -73,34 +69,29 @@ class Stages:
 
 
 def section(scale: str, seconds: Seconds) -> Iterator[str]:
-    """Yield the lines of a table for every text: a row for every stage."""
+    """Yield the lines of a table: a row for every stage."""
     from benchmarks.report import table
 
     yield from (f"## Workers, {MODELS[scale].n_layers} layers of {MODELS[scale].d_model}", "", ABOUT, "")
-    for n_tokens, of_workers in seconds.items():
-        names = (f"{n} worker{'s' if n != '1' else ''} (s)" for n in of_workers)
-        yield from table((f"stage, {n_tokens} tokens", *names, "ratio"), _rows(list(of_workers.values())))
-
-
-def _rows(by_workers: Sequence[dict[str, float]]) -> Iterator[tuple[str, ...]]:
-    for stage, first in by_workers[0].items():
-        seconds = [own.get(stage, 0.0) for own in by_workers]
-        yield (stage, *(f"{own:.2f}" for own in seconds), f"{first / max(1e-9, seconds[-1]):.2f}x")
+    alone, shared = seconds.values()
+    names = [f"{n} workers (s)" for n in seconds]
+    rows = (
+        (stage, f"{own:.2f}", f"{shared.get(stage, 0.0):.2f}", f"{own / max(1e-9, shared.get(stage, 0.0)):.2f}x")
+        for stage, own in alone.items()
+    )
+    yield from table(("stage", *names, "ratio"), rows)
 
 
 ABOUT = """\
-`compress --what all --keep 0.5 --calibrate TEXT --workers N` of a random Llama in bf16, one BLAS thread in every
-process. A stage includes the time between the end of the previous stage and its first step: "running the model"
-includes the start of the workers, "writing tensors" their end. Batches of the longer text hold four windows, those of
-the shorter text two."""
+`compress --what all --bits 3 --calibrate TEXT --workers N` of a random Llama in bf16, one BLAS thread in every process.
+Workers decompose and round the weights, which is part of "collecting statistics" and of the stage after it; the other
+stages run in the calling process. The fit, which is not distributed, takes one step a layer here."""
 
 
 @click.command()
 @click.option("--scale", type=click.Choice(("full", "small")), default="full")
-@click.option(
-    "--workers", type=int, multiple=True, default=(1, 2), help="Number of workers; may be given several times."
-)
-def main(scale: str, workers: tuple[int, ...]) -> None:
+@click.option("--workers", type=int, default=2, help="Number of workers.")
+def main(scale: str, workers: int) -> None:
     seconds = measure(scale, workers)
     print(json.dumps(seconds), file=sys.stderr)
     print("\n".join(section(scale, seconds)))

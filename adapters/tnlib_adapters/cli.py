@@ -103,10 +103,9 @@ def demo(out: Path, force: bool) -> None:
               help="Instead of --keep, for the layouts narrow and mla: a size in config.json, see Layouts below; "
               "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
-              help="Distribute the work over N processes of this machine, of one thread each. Needs dask.")  # fmt: skip
+              help="Decompose and round the weights in N processes of this machine, of one thread each.")  # fmt: skip
 @click.option("--cluster", metavar="ADDRESS",
-              help="Distribute the work over the workers of a Dask scheduler, such as tcp://10.0.0.1:8786; all need "
-              "access to IN, the folder of OUT and that of --spill under the same paths.")  # fmt: skip
+              help="The same by the workers of a Dask scheduler, such as tcp://10.0.0.1:8786.")  # fmt: skip
 @options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
 def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:
