@@ -29,7 +29,7 @@ from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.interop.core_arrays import as_one_precision, find_center, with_scale, wrong_value
-from tnlib.interop.safe_hdf5 import Node, open_hdf5, write_hdf5
+from tnlib.interop.safe_hdf5 import HDF5Item, open_hdf5, write_hdf5
 
 Value: TypeAlias = TensorTrain | TTMatrix | Array
 
@@ -142,7 +142,7 @@ def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None
     write_hdf5("itensor.write", path, lambda opened: _write_chain(opened, name, cores, value.center))
 
 
-def _choose(root: Node, name: str | None) -> Node:
+def _choose(root: HDF5Item, name: str | None) -> HDF5Item:
     """Return the requested group, or the only one."""
     kinds = {key: root.child(key).text_attribute("type", "") for key in root.names() if root.holds(key)}
     names = [key for key, kind in kinds.items() if kind in _KINDS]
@@ -158,7 +158,7 @@ def _choose(root: Node, name: str | None) -> Node:
     return root.child(names[0])
 
 
-def _chain(group: Node, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
+def _chain(group: HDF5Item, tensors: Sequence[tuple[Array, list[Index]]], n_sites: int) -> list[Array]:
     """Return cores (l, site legs ..., r); links are the legs shared by two tensors."""
     tensors_of_leg = defaultdict(list)
     for n, (_, legs) in enumerate(tensors):
@@ -183,7 +183,7 @@ def _chain(group: Node, tensors: Sequence[tuple[Array, list[Index]]], n_sites: i
 
 
 def _core(
-    group: Node,
+    group: HDF5Item,
     n: int,
     a: Array,
     legs: list[Index],
@@ -252,7 +252,7 @@ class Index:
     blocks: tuple[int, ...] = field(compare=False, default=())  # sizes of the sectors of a QN index
 
 
-def expect(group: Node, kind: str) -> None:
+def expect(group: HDF5Item, kind: str) -> None:
     """Raise unless a group has this type and version 1 of its layout."""
     stored = group.text_attribute("type", "")
     if stored != kind:
@@ -262,7 +262,7 @@ def expect(group: Node, kind: str) -> None:
         group.refuse("must have version 1 of its layout", str(version), "save it with a version of ITensor of today")
 
 
-def read_tensor(group: Node) -> tuple[Array, list[Index]]:
+def read_tensor(group: HDF5Item) -> tuple[Array, list[Index]]:
     """Return a tensor as a dense array, and its legs in the order of the file."""
     expect(group, "ITensor")
     legs = _read_indices(group.child("inds"))
@@ -282,12 +282,12 @@ def read_tensor(group: Node) -> tuple[Array, list[Index]]:
     return data.reshape(shape, order="F"), legs
 
 
-def _read_indices(group: Node) -> list[Index]:
+def _read_indices(group: HDF5Item) -> list[Index]:
     expect(group, "IndexSet")
     return [_read_index(group.child(f"index_{n}")) for n in range(1, group.child("length").integer() + 1)]
 
 
-def _read_index(group: Node) -> Index:
+def _read_index(group: HDF5Item) -> Index:
     expect(group, "Index")
     tags = group.child("tags")
     expect(tags, "TagSet")
@@ -303,7 +303,7 @@ def _read_index(group: Node) -> Index:
     return Index(id, plev, names, dim, direction, blocks)
 
 
-def _read_data(storage: Node, dtype: np.dtype[Any]) -> Array:
+def _read_data(storage: HDF5Item, dtype: np.dtype[Any]) -> Array:
     """Return the flat data; complex numbers are pairs of fields (Julia) or pairs on a last axis (C++)."""
     data = storage.child("data")
     flat = data.numbers("fc")
@@ -319,7 +319,7 @@ def _read_data(storage: Node, dtype: np.dtype[Any]) -> Array:
     return flat.astype(dtype, copy=False)
 
 
-def _from_blocks(storage: Node, data: Array, legs: Sequence[Index]) -> Array:
+def _from_blocks(storage: HDF5Item, data: Array, legs: Sequence[Index]) -> Array:
     """Return the dense tensor from blocks (coordinates from 1, offset from 0), first index fastest."""
     order, table = len(legs), storage.child("offsets").numbers("iu").ravel()
     n_legs = storage.child("ndims").integer()

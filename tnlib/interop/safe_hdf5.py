@@ -46,7 +46,7 @@ class _Allowance:
     has_sound_heaps: bool = False
 
 
-class Node:
+class HDF5Item:
     """A group or dataset of an open HDF5 file."""
 
     def __init__(self, function: str, file: Path, item: Any, name: str, allowance: _Allowance) -> None:
@@ -70,7 +70,7 @@ class Node:
 
         return bool(self._link_type(name) == h5l.TYPE_HARD)
 
-    def child(self, name: str) -> Node:
+    def child(self, name: str) -> HDF5Item:
         """Return a group or dataset of this group; links and data in other files are refused."""
         from h5py import h5l
 
@@ -83,7 +83,7 @@ class Node:
                 item = item if _is_inside(item) else None
         if item is None:
             self.refuse(f"must hold {name!r} itself", "a link to elsewhere", "copy what it leads to into the file")
-        return Node(self._function, self._file, item, f"{self.name.rstrip('/')}/{name}", self._allowance)
+        return HDF5Item(self._function, self._file, item, f"{self.name.rstrip('/')}/{name}", self._allowance)
 
     def _link_type(self, name: str) -> int | None:
         """Return the type of a link, without opening what it leads to; None if there is none."""
@@ -234,7 +234,7 @@ class Node:
 
 
 @contextmanager
-def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[Node]:
+def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[HDF5Item]:
     """Yield the root of an HDF5 file; `function` is the prefix of error messages."""
     file = as_path(function, "path", path)
     h5py = import_optional(function, "h5py", "h5py")
@@ -244,7 +244,9 @@ def open_hdf5(function: str, path: str | os.PathLike[str]) -> Iterator[Node]:
         opened = h5py.File(file, "r")
     with opened:
         size = file.stat().st_size
-        yield Node(function, file, opened, "/", _Allowance(_FREE + _STORED_RATIO * size, _FREE + _DENSE_RATIO * size))
+        yield HDF5Item(
+            function, file, opened, "/", _Allowance(_FREE + _STORED_RATIO * size, _FREE + _DENSE_RATIO * size)
+        )
 
 
 def write_hdf5(function: str, path: str | os.PathLike[str], fill: Callable[[Any], None]) -> None:

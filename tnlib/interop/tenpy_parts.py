@@ -29,7 +29,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.interop.core_arrays import find_center
-from tnlib.interop.safe_hdf5 import Node
+from tnlib.interop.safe_hdf5 import HDF5Item
 
 STATE_LEGS = ["vL", "p", "vR"]
 OPERATOR_LEGS = ["wL", "p", "p*", "wR"]  # p is the row
@@ -185,7 +185,7 @@ _NUMBERS = ("array", "int", "float", "complex", "bool", *(f"np.{kind}{bits}" for
 )))  # fmt: skip
 
 
-def parts_of_file(root: Node, key: str) -> StateParts | OperatorParts:
+def parts_of_file(root: HDF5Item, key: str) -> StateParts | OperatorParts:
     """Return the state or operator stored under `key` of an open file."""
     group = root
     for name in filter(None, key.split("/")):
@@ -218,7 +218,7 @@ def parts_of_file(root: Node, key: str) -> StateParts | OperatorParts:
     )
 
 
-def _class(group: Node, *names: str) -> str:
+def _class(group: HDF5Item, *names: str) -> str:
     """Return the class of the object in a group, one of `names`."""
     stored = tuple(group.attribute(key) for key in ("type", "class", "module"))
     name = next((name for name in names if stored == ("instance", name, _HOMES[name])), None)
@@ -231,14 +231,14 @@ def _class(group: Node, *names: str) -> str:
     return name
 
 
-def _typed(item: Node, *kinds: str) -> str:
+def _typed(item: HDF5Item, *kinds: str) -> str:
     stored = item.attribute("type")
     if stored not in kinds:
         item.refuse(f"must hold one of the types {', '.join(kinds)}", repr(stored))
     return str(stored)
 
 
-def _items(group: Node) -> list[Node]:
+def _items(group: HDF5Item) -> list[HDF5Item]:
     """Return the entries of a list in order."""
     _typed(group, *_LISTS)
     count, n_children = group.integer_attribute("len"), len(group.names())
@@ -247,24 +247,24 @@ def _items(group: Node) -> list[Node]:
     return [group.child(str(k)) for k in range(count)]
 
 
-def _numbers(item: Node) -> Array:
+def _numbers(item: HDF5Item) -> Array:
     _typed(item, *_NUMBERS)
     return item.numbers()
 
 
-def _integers(item: Node, ndim: int) -> Array:
+def _integers(item: HDF5Item, ndim: int) -> Array:
     a = _numbers(item)
     if a.ndim != ndim or a.dtype.kind not in "iu" or not a.size:
         item.refuse(f"must hold integers with {plural(ndim, 'leg')}", f"{a.dtype} of shape {a.shape}")
     return a
 
 
-def _text(item: Node) -> str:
+def _text(item: HDF5Item) -> str:
     _typed(item, "str")
     return item.text()
 
 
-def _stored_end(group: Node, position: int) -> int | None:
+def _stored_end(group: HDF5Item, position: int) -> int | None:
     """Return the first or last entry of a list of integers or None."""
     items = _items(group)
     if not items:
@@ -273,7 +273,7 @@ def _stored_end(group: Node, position: int) -> int | None:
     return None if _typed(item, "None", *_NUMBERS) == "None" else item.integer()
 
 
-def _form(item: Node) -> Form:
+def _form(item: HDF5Item) -> Form:
     if _typed(item, "None", *_LISTS) == "None":
         return None
     powers = [_numbers(power) for power in _items(item)]
@@ -282,12 +282,12 @@ def _form(item: Node) -> Form:
     return float(powers[0].item()), float(powers[1].item())
 
 
-def _spectrum(item: Node) -> Array | None:
+def _spectrum(item: HDF5Item) -> Array | None:
     kind = _typed(item, "None", "array", "instance")
     return None if kind == "None" else _numbers(item) if kind == "array" else _dense(item, None)
 
 
-def _dense(group: Node, labels: Sequence[str] | None) -> Array:
+def _dense(group: HDF5Item, labels: Sequence[str] | None) -> Array:
     """Return an npc Array as a dense array, legs in the order of `labels`; a matrix without them."""
     _class(group, "Array")
     cuts = [_cuts(leg) for leg in _items(group.child("legs"))]
@@ -316,7 +316,7 @@ def _dense(group: Node, labels: Sequence[str] | None) -> Array:
     return out.transpose([stored_labels.index(label) for label in labels]) if labels else out
 
 
-def _cuts(leg: Node) -> list[int]:
+def _cuts(leg: HDF5Item) -> list[int]:
     """Return the offsets of the blocks of a leg, and its size."""
     kind = leg.attribute("format")
     if kind == "blocks":

@@ -31,7 +31,7 @@ class _ThisThread(threading.local):
     in_one_piece = False  # True inside of `work_in_one_piece`
 
 
-class _State:
+class _ThreadState:
     """Calls of `single_threaded_blas` functions that are running, which may overlap, and the limit before the first."""
 
     lock = threading.RLock()
@@ -46,19 +46,19 @@ def single_threaded_blas(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _State.this_thread.in_pool:  # a call from inside a call
+        if _ThreadState.this_thread.in_pool:  # a call from inside a call
             return function(*args, **kwargs)
-        with _State.lock:
-            if _State.n_calls == 0:
-                _State.limit = _set_blas_threads(1)
-            _State.n_calls += 1
+        with _ThreadState.lock:
+            if _ThreadState.n_calls == 0:
+                _ThreadState.limit = _set_blas_threads(1)
+            _ThreadState.n_calls += 1
         try:
             return function(*args, **kwargs)
         finally:
-            with _State.lock:
-                _State.n_calls -= 1
-                if _State.n_calls == 0 and _State.limit != 1:
-                    _set_blas_threads(_State.limit)
+            with _ThreadState.lock:
+                _ThreadState.n_calls -= 1
+                if _ThreadState.n_calls == 0 and _ThreadState.limit != 1:
+                    _set_blas_threads(_ThreadState.limit)
 
     return run
 
@@ -66,15 +66,15 @@ def single_threaded_blas(function: Callable[P, R]) -> Callable[P, R]:
 @contextmanager
 def all_blas_threads() -> Iterator[None]:
     """Lift the limit of `single_threaded_blas` for one large LAPACK call."""
-    if not _State.n_calls or _State.this_thread.in_pool:
+    if not _ThreadState.n_calls or _ThreadState.this_thread.in_pool:
         yield
         return
     _set_blas_threads(thread_count())
     try:
         yield
     finally:
-        with _State.lock:
-            if _State.n_calls:
+        with _ThreadState.lock:
+            if _ThreadState.n_calls:
                 _set_blas_threads(1)
 
 
@@ -95,7 +95,7 @@ def single_threaded_scipy() -> Iterator[None]:
 @contextmanager
 def work_in_one_piece() -> Iterator[None]:
     """Use one thread in the block, so that no sum depends on the number of cores; other threads are not affected."""
-    this = _State.this_thread
+    this = _ThreadState.this_thread
     previous = this.in_pool, this.in_one_piece
     this.in_pool = this.in_one_piece = True
     try:
@@ -106,10 +106,10 @@ def work_in_one_piece() -> Iterator[None]:
 
 def thread_count() -> int:
     """Return the number of threads that BLAS may use, limits of the environment and of threadpoolctl included."""
-    if _State.this_thread.in_one_piece:
+    if _ThreadState.this_thread.in_one_piece:
         return 1
-    if _State.n_calls:
-        allowed = _State.limit
+    if _ThreadState.n_calls:
+        allowed = _ThreadState.limit
     else:
         library = _blas("numpy")
         allowed = _threads_of_environment() if library is None else int(library.num_threads)
@@ -122,15 +122,15 @@ def run_parallel(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]])
     Called from inside such work it runs the pieces one after the other: threads of a pool that wait for other threads
     of the pool would deadlock.
     """
-    if len(pieces) <= 1 or _State.this_thread.in_pool:
+    if len(pieces) <= 1 or _ThreadState.this_thread.in_pool:
         for piece in pieces:
             work(*piece)
         return
-    with _State.lock:
-        if _State.pool is None:
-            entry = _State.this_thread, "in_pool", True
-            _State.pool = ThreadPoolExecutor(max(1, _core_count()), "tnlib", initializer=setattr, initargs=entry)
-        pool = _State.pool
+    with _ThreadState.lock:
+        if _ThreadState.pool is None:
+            entry = _ThreadState.this_thread, "in_pool", True
+            _ThreadState.pool = ThreadPoolExecutor(max(1, _core_count()), "tnlib", initializer=setattr, initargs=entry)
+        pool = _ThreadState.pool
     futures = [pool.submit(work, *piece) for piece in pieces[1:]]
     try:
         work(*pieces[0])  # in the caller's own thread
@@ -153,7 +153,7 @@ def split_range(n: int, parts: int, *, multiple: int = 1) -> list[tuple[int, int
 def parallel_matmul(a: Array, b: Array) -> Array:
     """Return a @ b, (m, k) times (k, n); a large one in blocks of rows or columns, one thread of BLAS for each."""
     m, n = a.shape[0], b.shape[1]
-    if not _State.n_calls or m * n * a.shape[1] < _LARGE or (parts := thread_count()) == 1:
+    if not _ThreadState.n_calls or m * n * a.shape[1] < _LARGE or (parts := thread_count()) == 1:
         return np.asarray(a @ b)
     out = np.empty((m, n), np.result_type(a, b))
     if m >= n:
@@ -165,10 +165,10 @@ def parallel_matmul(a: Array, b: Array) -> Array:
 
 def _reset_after_fork() -> None:
     """Drop the state in a forked child: neither threads nor their calls survive a fork, and one may hold the lock."""
-    _State.lock, _State.pool = threading.RLock(), None
-    if _State.n_calls:
-        _State.n_calls = 0
-        _set_blas_threads(_State.limit)
+    _ThreadState.lock, _ThreadState.pool = threading.RLock(), None
+    if _ThreadState.n_calls:
+        _ThreadState.n_calls = 0
+        _set_blas_threads(_ThreadState.limit)
 
 
 if hasattr(os, "register_at_fork"):

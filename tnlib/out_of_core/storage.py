@@ -1,4 +1,4 @@
-"""Where and how a large array is decomposed: memory limit, folder of a resumable run, workers, number of reads."""
+"""Storage settings of large arrays: memory limit, folder of a resumable run, workers, number of reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN = 1 << 32  # bytes that count as free where the system does not say
 
 @dataclass(frozen=True)
 class Storage:
-    """How an array that may exceed memory is read, for the argument `storage` of decompositions.
+    """Settings for arrays that may exceed memory, the argument `storage` of decompositions.
 
     Parameters
     ----------

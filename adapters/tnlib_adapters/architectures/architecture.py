@@ -112,7 +112,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class RelativeBias:
+class RelativeBiasKeys:
     """Bias of the scores by binned distance: a table (bins, heads) that all layers share."""
 
     table: str
@@ -159,7 +159,7 @@ class Architecture:
     context: str | None = None  # key of the longest distance
     rope: Rope | None = None
     alibi: Callable[[Settings, int, int], tuple[float, ...] | None] | None = None  # slopes, of heads and d_head
-    relative_bias: RelativeBias | None = None
+    relative_bias: RelativeBiasKeys | None = None
     latent: Latent | None = None
     qk_norm: tuple[str, str] | None = None  # norms of each head's queries and keys
     softcap: str | None = None  # key of the soft cap of the scores

@@ -173,7 +173,7 @@ def read_settings(row: Architecture, config: Config, where: str, function: str) 
                 f"{function}: {key} of a {row.model_type} must be {allowed[0]!r}, got {short_repr(value)} in {where}; "
                 f"{row.refusal}."
             )
-    reader = _Reader(config, where, function)
+    reader = _ConfigReader(config, where, function)
     settings = {key: reader.value(key, row.defaults) for key in row.config_keys}
     if row.rope is not None:
         settings[_ROPE_SECTION] = reader.rope()
@@ -187,7 +187,7 @@ def read_settings(row: Architecture, config: Config, where: str, function: str) 
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ConfigReader:
     config: Config
     where: str
     function: str

@@ -15,7 +15,7 @@ from tnlib_adapters.architectures.architecture import (
     Experts,
     Latent,
     Mlp,
-    RelativeBias,
+    RelativeBiasKeys,
     Routing,
     Settings,
     by_config,
@@ -326,7 +326,7 @@ class _Resolver:
         of_cross = replace(self, row=row)
         return replace(of_cross.attention(k), causal=False, relative_bias=None, encoder=encoder)
 
-    def relative_bias(self, bias: RelativeBias) -> RelativeBiasWiring:
+    def relative_bias(self, bias: RelativeBiasKeys) -> RelativeBiasWiring:
         """Return the relative bias of all layers."""
         n_bins, max_distance = self.settings[bias.n_bins], self.settings[bias.max_distance]
         times = 2 if self.row.causal else 4  # a decoder has all bins on one side

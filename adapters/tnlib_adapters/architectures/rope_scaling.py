@@ -62,7 +62,7 @@ def read_frequencies(
             f"{function}: rope_type in config.json must be one of {', '.join(VARIANTS)}, got {kind!r:.80}; "
             "this way of scaling rotary embeddings is not known yet."
         )
-    request = _Request(
+    request = _RopeArguments(
         section=section,
         function=function,
         base=section.get("rope_theta", settings[rope.theta]),
@@ -96,7 +96,7 @@ def _section(rope: Rope, settings: Settings, layer: int, function: str) -> Mappi
 
 
 @dataclass(frozen=True)
-class _Request:
+class _RopeArguments:
     section: Mapping[str, Any]
     function: str
     base: float
@@ -144,22 +144,22 @@ def _n_columns(rope: Rope, settings: Settings, section: Mapping[str, Any], d_hea
     return n
 
 
-def _reach(request: _Request, kind: str) -> float:
+def _reach(request: _RopeArguments, kind: str) -> float:
     """Return the longest sequence length that scaling allows, where it exceeds the context in the config."""
     if kind == "dynamic":
         return math.inf
     return request.original() * float(request.section.get("factor", 1.0)) if kind == "yarn" else 0
 
 
-def _default(request: _Request) -> Frequencies:
+def _default(request: _RopeArguments) -> Frequencies:
     return Frequencies(request.plain(), 1.0, request.context)
 
 
-def _linear(request: _Request) -> Frequencies:
+def _linear(request: _RopeArguments) -> Frequencies:
     return Frequencies(request.plain() / request.number("factor"), 1.0, request.context)
 
 
-def _dynamic(request: _Request) -> Frequencies:
+def _dynamic(request: _RopeArguments) -> Frequencies:
     """Dynamic NTK scaling: the base grows with sequences longer than the context."""
     if request.context is None or request.length is None or request.length <= request.context:
         return _default(request)
@@ -173,7 +173,7 @@ def _dynamic(request: _Request) -> Frequencies:
     return Frequencies(request.plain(request.base * stretch ** (n / (n - 2))), 1.0, request.length)
 
 
-def _llama3(request: _Request) -> Frequencies:
+def _llama3(request: _RopeArguments) -> Frequencies:
     """Divide low frequencies by `factor`, keep high ones, interpolate in between."""
     factor, slow, fast = (request.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if not slow < fast:
@@ -187,7 +187,7 @@ def _llama3(request: _Request) -> Frequencies:
     return Frequencies((1 - weight) * radians / factor + weight * radians, 1.0, request.context)
 
 
-def _yarn(request: _Request) -> Frequencies:
+def _yarn(request: _RopeArguments) -> Frequencies:
     """Divide frequencies with fewer than `beta_slow` turns in training by `factor`, keep those above `beta_fast`.
 
     References
@@ -224,7 +224,7 @@ def _yarn_factor(section: Mapping[str, Any], factor: float) -> float:
     return magnitude(1.0)
 
 
-def _longrope(request: _Request) -> Frequencies:
+def _longrope(request: _RopeArguments) -> Frequencies:
     """Divide every frequency by its own factor, from one list up to the training length and another beyond."""
     original = request.original()
     long = request.length is not None and request.length > original
@@ -239,7 +239,7 @@ def _longrope(request: _Request) -> Frequencies:
     return Frequencies(request.plain() / np.asarray(each, float), _longrope_factor(request, original), context)
 
 
-def _longrope_factor(request: _Request, original: float) -> float:
+def _longrope_factor(request: _RopeArguments, original: float) -> float:
     if "attention_factor" in request.section:
         stated: float = request.section["attention_factor"]
         return stated
@@ -247,7 +247,7 @@ def _longrope_factor(request: _Request, original: float) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
-VARIANTS: Mapping[str, Callable[[_Request], Frequencies]] = {
+VARIANTS: Mapping[str, Callable[[_RopeArguments], Frequencies]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,

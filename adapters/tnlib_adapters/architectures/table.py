@@ -6,7 +6,7 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
-from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBias, Rope
+from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBiasKeys, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.layer_settings import (
     bloom_alibi,
@@ -327,7 +327,7 @@ _T5_ENCODER = Architecture(
     stored="out_in",
     causal=False,
     scale=no_scale,
-    relative_bias=RelativeBias(
+    relative_bias=RelativeBiasKeys(
         table="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
         n_bins="relative_attention_num_buckets",
         max_distance="relative_attention_max_distance",
@@ -359,7 +359,7 @@ T5 = replace(
             n_layers="num_decoder_layers",
             attention="decoder.block.{layer}.layer.0.SelfAttention",
             causal=True,
-            relative_bias=RelativeBias(
+            relative_bias=RelativeBiasKeys(
                 table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
                 n_bins="relative_attention_num_buckets",
                 max_distance="relative_attention_max_distance",

@@ -153,7 +153,7 @@ class AttentionWiring:
 
     @property
     def cross(self) -> bool:
-        """Whether keys and values read the output of the encoder."""
+        """True if keys and values read the output of the encoder."""
         return self.encoder is not None
 
     @property

@@ -124,19 +124,19 @@ def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> It
 
 
 @dataclass(frozen=True)
-class _Experts:
+class _ExpertStack:
     """Names in a file of a mixture of experts, whose loaded model holds all experts in one tensor."""
 
     parent: str
     experts: tuple[FeedForwardWiring, ...]
 
 
-def _experts_by_module(loaded: Wiring, config: Mapping[str, Any]) -> dict[str, _Experts]:
+def _experts_by_module(loaded: Wiring, config: Mapping[str, Any]) -> dict[str, _ExpertStack]:
     """Return the names of experts in a file by the module of their layer in the loaded model."""
     where = "the config of the model"
     in_file = wire(config, (), where=where, function=FUNCTION, prefix=loaded.prefix)
     return {
-        layer.module: _Experts(stored.experts.router.module.removesuffix("gate"), stored.experts.experts)
+        layer.module: _ExpertStack(stored.experts.router.module.removesuffix("gate"), stored.experts.experts)
         for layer, stored in zip(loaded.layers, in_file.layers, strict=True)
         if stored.experts is not None
     }

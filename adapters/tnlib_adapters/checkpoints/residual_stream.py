@@ -14,7 +14,7 @@ _BUFFERS = re.compile(r"(\.attn\.(masked_)?bias|\.attention\.(masked_)?bias|inv_
 
 
 @dataclass(frozen=True)
-class Leg:
+class StreamAxis:
     """The axis of a tensor that is the residual stream."""
 
     tensor: str
@@ -37,7 +37,7 @@ class Stream:
         Tensors as wide as the stream whose role is unknown.
     """
 
-    writers: tuple[Leg, ...]
+    writers: tuple[StreamAxis, ...]
     readers: tuple[Linear, ...]
     norms: Mapping[NormWiring, tuple[Linear, ...]]
     unknown: tuple[str, ...]
@@ -74,15 +74,17 @@ def _reads(wiring: Wiring) -> Iterator[tuple[NormWiring | None, list[Linear]]]:
     yield wiring.final_norm, [wiring.unembedding.reader] if wiring.unembedding else []
 
 
-def _writers(wiring: Wiring) -> Iterator[Leg]:
+def _writers(wiring: Wiring) -> Iterator[StreamAxis]:
     embedding = wiring.embedding
     maps = [embedding.widen or embedding.table]
     for layer in wiring.layers:
         maps += [layer.attention.projections["o"], *(part.down for part in layer.feed_forward_layers)]
     for linear in maps:
-        yield Leg(linear.weight, linear.output_axis)
-        yield from [Leg(linear.bias, 0)] if linear.bias else []
-    yield from (Leg(name, -1) for name in (embedding.positions, embedding.segments, embedding.class_token) if name)
+        yield StreamAxis(linear.weight, linear.output_axis)
+        yield from [StreamAxis(linear.bias, 0)] if linear.bias else []
+    yield from (
+        StreamAxis(name, -1) for name in (embedding.positions, embedding.segments, embedding.class_token) if name
+    )
 
 
 def _output_norms(layer: LayerWiring) -> list[NormWiring]:

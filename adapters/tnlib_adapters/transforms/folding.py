@@ -30,7 +30,7 @@ from tnlib_adapters.architectures.wiring import (
 )
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
-from tnlib_adapters.checkpoints.residual_stream import Leg, read_stream
+from tnlib_adapters.checkpoints.residual_stream import StreamAxis, read_stream
 from tnlib_adapters.factors.projections import Projections, put_together, take_apart
 
 Changes = dict[str, Callable[[], Array]]
@@ -281,7 +281,7 @@ def _centre_writers(checkpoint: Checkpoint, done: list[str]) -> Checkpoint:
     return with_tensors(checkpoint, changes)
 
 
-def _centred(checkpoint: Checkpoint, leg: Leg) -> Array:
+def _centred(checkpoint: Checkpoint, leg: StreamAxis) -> Array:
     x = wide(checkpoint, leg.tensor)
     centred: Array = x - x.mean(axis=leg.axis, keepdims=True)
     return centred

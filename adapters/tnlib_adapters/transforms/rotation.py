@@ -24,7 +24,7 @@ from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, as_one_stream
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
-from tnlib_adapters.checkpoints.residual_stream import Leg, Stream, read_stream
+from tnlib_adapters.checkpoints.residual_stream import Stream, StreamAxis, read_stream
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 
@@ -88,15 +88,15 @@ def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
             f"{stream.unknown[0]!r} in a {checkpoint.wiring.model_type}; pass the model without that part."
         )
     _check_norms(checkpoint, stream, r)
-    legs = [*stream.writers, *(Leg(reader.weight, reader.input_axis) for reader in stream.readers)]
-    legs += [Leg(norm.bias, 0) for norm in stream.norms if norm.bias]
+    legs = [*stream.writers, *(StreamAxis(reader.weight, reader.input_axis) for reader in stream.readers)]
+    legs += [StreamAxis(norm.bias, 0) for norm in stream.norms if norm.bias]
     changes: dict[str, Callable[[], Array]] = {
         leg.tensor: functools.partial(_turned, checkpoint, leg, r) for leg in legs
     }
     return with_tensors(checkpoint, changes)
 
 
-def _turned(checkpoint: Checkpoint, leg: Leg, r: Array) -> Array:
+def _turned(checkpoint: Checkpoint, leg: StreamAxis, r: Array) -> Array:
     x = np.moveaxis(wide(checkpoint, leg.tensor), leg.axis, -1)
     return np.moveaxis(x @ r, -1, leg.axis)  # ... [d] d'
 

@@ -336,7 +336,7 @@ def weight_scores(
     n = as_length("weight_scores", length, words, heads[0].attention)
     moments = words.second_moments(heads[0].norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
-    writers = _Writers.of(heads, moved)
+    writers = _StreamWriters.of(heads, moved)
     previous, duplicate = np.zeros(shape), np.zeros(shape)
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
@@ -371,7 +371,7 @@ def position_pattern(parts: TokenPositionParts) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class _Writers:
+class _StreamWriters:
     """Values and outputs of the writing heads: `reads` (d~, head, r) and `writes` (head, r, d) are the factors of OV.
 
     `moments` (head, r, r) are the centred second moments over tokens of the values.
@@ -382,7 +382,7 @@ class _Writers:
     moments: Array
 
     @classmethod
-    def of(cls, heads: list[StreamHead], moved: Array) -> _Writers:
+    def of(cls, heads: list[StreamHead], moved: Array) -> _StreamWriters:
         """Return the factors of these heads; `moved` (d~, d~) are centred second moments of the token stream."""
         operators = [head.attention.ov(0) for head in heads]
         reads = np.stack([ov.left for ov in operators], axis=1)

@@ -78,7 +78,7 @@ class LogitContributions(Table):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Where paths start, other than the embedding.
+        """Sources of paths other than the embedding.
 
         "0.bias" for the biases of attention 0 and its norms, "mlp 0 bias", "mlp 0 remainder" for what a feed-forward
         layer adds beside its linear map, "norm after ..." and "final bias".
