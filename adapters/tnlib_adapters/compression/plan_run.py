@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
@@ -240,11 +241,11 @@ def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
     row, wiring, sizes = TABLE[request.method], checkpoint.wiring, checkpoint.sizes
     layers, k = wiring.projection_layers(request.what), _timed_block(checkpoint, request)
     names = names_of(checkpoint, request.what, with_text=request.calibrate is not None)
-    matrices = {name: checkpoint.folder.tensors[wiring.matrices[name].weight].shape[:2] for name in names}
+    shapes = {name: checkpoint.folder.tensors[wiring.matrices[name].weight].shape[:2] for name in names}
     of_block = {matrix.name for matrix in (*wiring.layers[k].latent_matrices, *wiring.layers[k].feed_forward_matrices)}
-    in_block = sum(_time_weight(matrices[name], request) for name in names if name in of_block)
+    in_block = sum(_time_weight(shapes[name], request) for name in names if name in of_block)
     tables = [name for name in names if wiring.is_embedding(name) or wiring.is_unembedding(name)]
-    outside = sum(_time_weight(matrices[name], request) for name in tables)
+    outside = sum(_time_weight(sorted(shapes[name], reverse=True), request, is_table=True) for name in tables)
     if k not in layers:
         attention = 0.0
     elif row.unit == "layer":
@@ -256,29 +257,38 @@ def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
     return checkpoint.n_layers * in_block + outside + len(layers) * attention
 
 
-def _time_weight(shape: Sequence[int], request: Request) -> float:
-    """Return the seconds to factorise a weight of a shape, and to round it; a large one by the cube of its sizes."""
-    row = TABLE[request.method] if TABLE[request.method].unit != "layer" else TABLE["matrix"]
+def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = False) -> float:
+    """Return the seconds to factorise a weight of a shape, and to round it; a large one by the cube of its sizes.
+
+    A table is (vocabulary, width); its inputs are token counts.
+    """
+    row = TABLE["matrix"] if is_table or TABLE[request.method].unit == "layer" else TABLE[request.method]
     ratio = max(1.0, (math.prod(shape) * min(shape) / _LARGEST) ** (1 / 3))
     m, n = (max(1, round(size / ratio)) for size in shape)
-    rng = np.random.default_rng(0)
-    weight, reads, slopes = (rng.standard_normal(size, np.float32) for size in ((m, n), (2 * m, m), (2 * n, n)))
-    reads, slopes = reads.T @ reads, slopes.T @ slopes
+    weight = np.random.default_rng(0).standard_normal((m, n), np.float32)
+    reads, slopes = (np.ones(m, np.float32) if is_table else _random_moments(m)), _random_moments(n)
     started = time.perf_counter()
     if request.calibrate is None:
         factorise_weight(row, weight)
     elif not request.fits_model:
         factorise_weight_on(row, weight, reads)
-    elif is_large(shape):
+    elif is_large(shape) and not is_table:
         import torch
 
         components_in_single_precision(weight, reads, slopes, torch.device(request.device))
     else:
         components(weight, reads, slopes)
     if request.in_bits:
-        forms = QuantizedWeight(weight, reads, slopes, 1.0, bits=request.width, fewer_numbers=request.keep is not None)
-        forms.rounded(len(forms.options) // 2)
+        options: dict[str, Any] = {"bits": request.width, "fewer_numbers": request.keep is not None}
+        forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, **options)
+        forms.rounded(next(k for k, option in enumerate(forms.options) if option.is_whole))
     return float(ratio**3) * (time.perf_counter() - started)
+
+
+def _random_moments(n: int) -> Array:
+    x = np.random.default_rng(0).standard_normal((2 * n, n), np.float32)
+    moments: Array = x.T @ x
+    return moments
 
 
 def duration(seconds: float) -> str:
