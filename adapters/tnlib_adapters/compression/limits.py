@@ -14,6 +14,7 @@ from tnlib_adapters.files.process_memory import BATCH_TOKENS, WEIGHTS, resident_
 
 _FEWEST_TOKENS = 32  # of a batch
 _FLOAT, _DOUBLE = 4, 8
+_LIBRARIES = 150 * 10**6  # bytes of libraries that are imported later, to draw the report, and of their buffers
 _COPIES_OF_LOGITS, _COPIES_OF_ACTIVATIONS = 12, 4  # softmaxes of two models; forward pass, kept for backward, gradients
 
 
@@ -52,7 +53,7 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
     with_text = request.calibrate is not None
     if with_text:
         import tnlib_adapters.instrument.running_model  # noqa: F401  resident before any array is made
-    least = resident_memory() + _bytes_in_use(checkpoint, request)
+    least = resident_memory() + _LIBRARIES + _bytes_in_use(checkpoint, request)
     per_token = _bytes_per_token(checkpoint) if with_text else 0
     left = request.max_memory - least
     if left < _FEWEST_TOKENS * per_token:
