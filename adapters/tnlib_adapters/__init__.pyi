@@ -13,10 +13,10 @@ from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
 from .compression.compress import compress as compress
-from .compression.cost.estimate import Cost as Cost
-from .compression.cost.estimate import estimate_cost as estimate_cost
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
+from .compression.plan_run import PlannedRun as PlannedRun
+from .compression.plan_run import plan as plan
 from .data import builtin_path as builtin_path
 from .frozen.frozen_model import FrozenModel as FrozenModel
 from .frozen.frozen_model import freeze as freeze

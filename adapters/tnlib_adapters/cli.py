@@ -128,19 +128,18 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
 @main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS_HELP})
 @click.argument("source", metavar="IN")
 @options_of_compression
+@options_of_placement
 def plan(source: str, **options: Any) -> None:
-    """Estimate the cost of `compress` with these options: passes, time, memory and disk; nothing is written.
+    """Print the sizes of `compress` with these options, and about how long it will take; nothing is written.
 
-    One block of the model and the decompositions of its weights are timed on random weights, in less than a minute.
-    Options that `compress` refuses before any work are refused in the same way.
+    One block of the model is timed on the text, and multiplied by the number of blocks and of passes. Options that
+    `compress` refuses before any work are refused in the same way.
     """
     with command() as progress:
-        from tnlib_adapters.compression.cost.estimate import estimate_cost
+        from tnlib_adapters.compression.plan_run import plan as run
 
-        cost = estimate_cost(_folder(source), **options, progress=progress)
-    from tnlib_adapters.compression.terminal import show_cost
-
-    show_cost(cost)
+        planned = run(_folder(source), **options, progress=progress)
+    click.echo(planned)
 
 
 @main.command(epilog=_IN_HELP)

@@ -87,8 +87,8 @@ _COMPRESSION = (
                   help="Requires --calibrate. Folder for the intermediate results of every block, from which an "
                   "interrupted run resumes; removed at the end."),
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
-                 help="Largest peak memory of the process, such as 4G or 4000M. More data is moved to disk; if that is "
-                 "not enough, batches become smaller, which changes the result."),
+                  help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
+                  "batches become smaller, the result changes."),
     click.option("--layout", type=Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,

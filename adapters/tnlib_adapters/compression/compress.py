@@ -12,7 +12,6 @@ from typing import Any
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics_files import remove_spill_folder
-from tnlib_adapters.compression.cost.estimate import limits_of
 from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
@@ -20,6 +19,7 @@ from tnlib_adapters.compression.executor import open_workers
 from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
 from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.layouts.write_smaller import write_smaller
+from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.methods.out_of_core import Workspace
@@ -129,9 +129,9 @@ def compress(
         Memory for factors that are not in use, and second moments of inputs. Those beyond it are written into a hidden
         folder beside `out`, which is removed at the end. None: 512 MiB, or what `max_memory` leaves.
     max_memory
-        Peak resident memory of the process, in bytes, by the estimate of `estimate_cost`, whose error is about 30 %.
-        If the defaults exceed it, more factors are kept in files, then weights are read again in every pass, and last
-        the text is read in batches of fewer than 1,024 tokens, which changes the result. None for the defaults.
+        Bound of the resident memory of the process, in bytes. What the libraries and the work on the largest weight
+        leave of it is shared by a batch of the text, the factors in memory and the weights of the running model;
+        batches of fewer than 1,024 tokens change the result. None for the defaults.
     sizes
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
         `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
@@ -200,7 +200,7 @@ def compress(
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
     opened = open_source(request, source, target, force=force)
     checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
-    limits = limits_of(opened, request)
+    limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=request_placement(request))
     with scratch_folder(target) as scratch:
         plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)

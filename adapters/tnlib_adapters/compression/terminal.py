@@ -1,4 +1,4 @@
-"""Terminal output of reports, evaluations and cost estimates."""
+"""Terminal output of reports and evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.cost.estimate import Cost
     from tnlib_adapters.compression.evaluation.evaluate import Evaluation
     from tnlib_adapters.compression.report.report import Report, RoundedReport
 
@@ -56,56 +55,6 @@ def show_evaluation(evaluation: Evaluation) -> None:
         click.echo("bytes of the KV cache per token   {:,} -> {:,}".format(*evaluation.cache_bytes))
     if evaluation.tokens_per_second is not None:
         click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
-
-
-def show_cost(cost: Cost) -> None:
-    """Print sizes, the passes, seconds and memory of every stage, and the bytes on disk."""
-    stages = [
-        [name, _passes(cost, name), _duration(seconds), _memory(cost, name)] for name, seconds in cost.seconds.items()
-    ]
-    total = ["all", "", _duration(cost.total_seconds), f"{cost.peak_memory / 1e6:,.0f} MB"]
-    _print_table(
-        f"{cost.model_type}, method {cost.method}: estimate, measured in {cost.measured_in:.0f} s",
-        ["stage", "passes of the text", "time", "peak memory"],
-        [stages, [total]],
-    )
-    after = "depends on the error" if cost.bytes_after is None else f"at most {cost.bytes_after / 1e6:,.2f} MB"
-    lines = {
-        "model": f"{cost.n_parameters:,} numbers, {cost.n_bytes / 1e6:,.2f} MB",
-        "compressed part": f"{cost.n_before:,} numbers, {cost.bytes_before / 1e6:,.2f} MB",
-        "all weights in OUT": after,
-        "tokens": ", ".join(f"{count:,} for {name}" for name, count in cost.tokens.items()),
-        "batches": f"at most {cost.limits.tokens:,} tokens" if cost.tokens else "",
-        "kept in memory": f"{cost.limits.cache / 1e6:,.0f} MB of factors"
-        + (f", {cost.limits.weights / 1e6:,.0f} MB of weights" if cost.tokens else ""),
-        "spill": f"{cost.spill / 1e6:,.0f} MB, removed at the end" if cost.spill else "",
-        "temporary files beside OUT": f"{cost.temporary / 1e6:,.0f} MB, removed at the end" if cost.temporary else "",
-    }
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        if value:
-            click.echo(f"{name:<{width}}  {value}")
-
-
-def _passes(cost: Cost, stage: str) -> str:
-    return f"{cost.passes[stage]:.1f}" if stage in cost.passes else ""
-
-
-def _memory(cost: Cost, stage: str) -> str:
-    return f"{cost.memory[stage] / 1e6:,.0f} MB" if stage in cost.memory else ""
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in two units.
-
-    >>> _duration(4000), _duration(75), _duration(7.4)
-    ('1 h 7 min', '1 min 15 s', '7.4 s')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{int(seconds // 3600):,} h {round(seconds % 3600 / 60)} min"
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:

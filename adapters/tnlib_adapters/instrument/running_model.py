@@ -220,16 +220,6 @@ def open_running(
     return replace(running_model, batch_tokens=batch_tokens)
 
 
-def open_without_weights(
-    checkpoint: Checkpoint, function: str = "evaluate", max_tokens: int = MAX_TOKENS
-) -> RunningModel:
-    """Open a checkpoint as `open_running` does, without reading a weight: all parameters are on the meta device."""
-    tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    model = make_without_weights(function, checkpoint)
-    find_stored(model, checkpoint, function)
-    return running(model, tokenizer, max_tokens, function)
-
-
 def _running_from(
     checkpoint: Checkpoint,
     tokenizer: Any,

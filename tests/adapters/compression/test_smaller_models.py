@@ -257,7 +257,7 @@ def test_the_command_line(short_text: Path, tmp_path: Path, monkeypatch: pytest.
     ("arguments", "words"),
     [
         (["compress", "builtin-llama", "out", "--layout", "narrow", "--size", "head_dim:4"], "is not NAME=N"),
-        (["plan", "builtin-llama", "--layout", "narrow", "--keep", "0.5"], "the cost of layout 'narrow'"),
+        (["plan", "builtin-llama", "--layout", "narrow", "--keep", "0.5"], "got 'narrow'"),
     ],
 )
 def test_wrong_sizes_on_the_command_line(arguments: list[str], words: str) -> None:

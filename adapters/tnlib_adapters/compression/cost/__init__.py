@@ -1,1 +1,0 @@
-"""Cost of a compression before it runs: passes, seconds, memory and disk."""

@@ -1,0 +1,308 @@
+"""Sizes and time of a compression before it runs: one block is timed, and multiplied by blocks and passes."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
+from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
+from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
+from tnlib_adapters.compression.limits import Limits, limits_of
+from tnlib_adapters.compression.methods.components import components, components_in_single_precision, is_large
+from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.other_matrices import (
+    compressed_weights,
+    names_of,
+    widest_component,
+    widest_input,
+)
+from tnlib_adapters.compression.methods.quantized import QuantizedWeight
+from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.request import Progress, Request, quiet
+from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
+from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
+from tnlib_adapters.compression.text import check_tokens, sample_batches
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.running_model import Batch
+
+_LARGEST = 1e9  # m n min(m, n) of a weight that is timed at its own size
+_PROBES = 2  # backward passes of the statistics: moments, then gates
+_CANDIDATES = 3  # weights of a block that are compared on held-out batches
+_EVALUATIONS = 3  # original, compressed, plain int8
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Sizes and estimated time of a compression; `str` has them as lines.
+
+    Parameters
+    ----------
+    model_type, method
+        Architecture of the model, and method of the compression.
+    n_parameters, n_bytes
+        Parameters of the model, and their bytes on disk.
+    n_before, bytes_before
+        The same of the part that is compressed.
+    bytes_after
+        Bytes of all weights that are written, at most; None if the size follows from `max_error`.
+    n_blocks
+        Blocks of the model.
+    tokens
+        Tokens that are read for "statistics", "fit" and "held-out text", padding included; {} without a text.
+    seconds
+        Estimated seconds.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path(), keep=0.5))
+    tnlib_attention_only, method heads
+    model               55,936 parameters in 2 blocks, 0.22 MB
+    compressed part     33,280 parameters, 0.13 MB
+    all weights in OUT  at most 0.16 MB
+    time                a few seconds
+    """
+
+    model_type: str
+    method: str
+    n_parameters: int
+    n_bytes: int
+    n_before: int
+    bytes_before: int
+    bytes_after: int | None
+    n_blocks: int
+    tokens: Mapping[str, int]
+    seconds: float
+
+    def __str__(self) -> str:
+        after = "depends on the error" if self.bytes_after is None else f"at most {_megabytes(self.bytes_after)}"
+        lines = {
+            "model": f"{self.n_parameters:,} parameters in {self.n_blocks} blocks, {_megabytes(self.n_bytes)}",
+            "compressed part": f"{self.n_before:,} parameters, {_megabytes(self.bytes_before)}",
+            "all weights in OUT": after,
+            "tokens": ", ".join(f"{count:,} for {name}" for name, count in self.tokens.items()),
+            "time": duration(self.seconds),
+        }
+        title = f"{self.model_type}, method {self.method}"
+        return "\n".join([title, *(f"{name:<18}  {value}" for name, value in lines.items() if value)])
+
+
+def plan(source: str | os.PathLike[str], *, progress: Progress = quiet, **options: Any) -> PlannedRun:
+    """Return the sizes of a compression, and about how long it will take; nothing is written.
+
+    Sizes are those of the file headers. One block is timed on a batch of the text, and the decompositions of its
+    weights on random ones; both are multiplied by the number of blocks and of passes.
+
+    Parameters
+    ----------
+    source
+        Folder with config.json and safetensors, or the name of a model in the local cache of the Hugging Face hub.
+    progress
+        Called with (stage, done, total).
+    **options
+        Those of `compress`.
+
+    Returns
+    -------
+    PlannedRun
+        Parameters and bytes before and after, tokens and seconds.
+
+    Raises
+    ------
+    ArgumentError, FileFormatError
+        As `compress` raises before any work.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> run = tnlib_adapters.plan(tnlib_adapters.builtin_path(), keep=0.5)
+    >>> run.n_before, run.bytes_before, run.bytes_after
+    (33280, 133120, 157184)
+    """
+    started = time.perf_counter()
+    request = _checked(options)
+    opened = open_source(request, source)
+    checkpoint, with_text = opened.checkpoint, request.calibrate is not None
+    names = names_of(checkpoint, request.what, with_text=with_text)
+    by_role, _ = stored_bytes(checkpoint, request.what, names)
+    n_bytes = sum(by_role.values())
+    bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
+    n_before = count_compressed(checkpoint, request.what, with_text=with_text)
+    limits = limits_of(checkpoint, request)
+    progress("timing a block", 0, 2)
+    tokens, of_text = _time_passes(opened, request, limits) if with_text else ({}, 0.0)
+    progress("timing a block", 1, 2)
+    of_weights = _time_weights(checkpoint, request)
+    progress("timing a block", 2, 2)
+    return PlannedRun(
+        model_type=checkpoint.wiring.model_type,
+        method=request.method,
+        n_parameters=sum(info.size for info in checkpoint.folder.tensors.values()),
+        n_bytes=n_bytes,
+        n_before=n_before,
+        bytes_before=bytes_before,
+        bytes_after=_bytes_after(request, n_bytes, n_before, bytes_before),
+        n_blocks=checkpoint.n_layers,
+        tokens=tokens,
+        seconds=time.perf_counter() - started + of_text + of_weights,
+    )
+
+
+def _checked(options: Mapping[str, Any]) -> Request:
+    """Return the request of options by name."""
+    names = [field.name for field in fields(Request)]
+    for name in options:
+        if name not in names:
+            raise ArgumentTypeError(f"plan: options must be among {', '.join(names)}, got {name}; leave it out.")
+    if options.get("layout") in SMALLER_MODELS:
+        raise ArgumentError(
+            f"plan: layout must be 'factored' or 'dense', got {options['layout']!r}; pass one of these."
+        )
+    return Request.of(**{"calibrate": None, "statistics": None, "spill": None, **options})
+
+
+def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: int) -> int | None:
+    """Return the bytes of all weights that are written, at most; None if they follow from an error."""
+    other = n_bytes - bytes_before
+    if request.layout == "dense":
+        return n_bytes
+    if request.bits is not None:
+        return other + int(request.bits * n_before / 8)
+    if request.keep is None and request.width is None:
+        return None
+    keep = 1.0 if request.keep is None else request.keep
+    if request.width is None:
+        return other + int(keep * bytes_before)
+    scales = 0.1 if request.store == "int8" else 0.25  # bits per parameter: a scale for a component, or for 64 of them
+    return other + int(keep * n_before * (request.width + scales) / 8)
+
+
+def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
+    """Return the tokens that are read by stage, and the seconds of all passes over them."""
+    from tnlib_adapters.compression.calibration import collect_calibration, whitening
+    from tnlib_adapters.instrument.block_timing import time_block
+    from tnlib_adapters.instrument.layer_fit import LATER, n_held_out
+    from tnlib_adapters.instrument.weight_inputs import find_places
+
+    checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
+    by_block = replace(limits, weights=0)  # of which one is read
+    model = SourceModel(checkpoint, request.calibration_tokens, by_block, request_placement(request)).original
+    batches, held_out = model.batches(opened.calibration or ""), _count(model.batches(opened.held_out))
+    if request.fits_model:
+        check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
+    else:
+        check_tokens("compress", batches, widest_input(checkpoint, request.what))
+    names = names_of(checkpoint, request.what, with_text=True)
+    places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
+    seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
+    n_observed = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening.TOKENS_OF_INPUTS
+    observed = _count(sample_batches(batches, n_observed))
+    total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
+    if not request.fits_model:
+        total += observed * (n_blocks * seconds.probe + seconds.output)
+        return {"statistics": observed, "held-out text": held_out}, total
+    fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT)
+    in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
+    in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
+    in_steps = fit_steps(len(fit), in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
+    total += _PROBES * observed * (n_blocks * seconds.probe + seconds.output)
+    later = _CANDIDATES * chosen * min(n_blocks, LATER)  # blocks after a fitted one, by which its weights are chosen
+    total += n_blocks * ((2 * in_fit + later) * seconds.forward + in_steps * seconds.step)
+    return {"statistics": observed, "fit": in_fit, "held-out text": held_out}, total
+
+
+def _timed_block(checkpoint: Checkpoint, request: Request) -> int:
+    """Return the middle one of the blocks with compressed weights."""
+    compressed = compressed_weights(checkpoint, request.what, with_text=request.calibrate is not None)
+    layers = [f"{layer.module}." for layer in checkpoint.wiring.layers]
+    blocks = [k for k, module in enumerate(layers) if any(name.startswith(module) for name in compressed)]
+    return blocks[len(blocks) // 2]
+
+
+def _count(batches: Sequence[Batch]) -> int:
+    """Return the tokens of batches, padding included."""
+    return sum(batch.ids.numel() for batch in batches)
+
+
+def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
+    """Return the seconds to factorise all compressed weights: those of one block times the blocks, and the tables."""
+    row, wiring, sizes = TABLE[request.method], checkpoint.wiring, checkpoint.sizes
+    layers, k = wiring.projection_layers(request.what), _timed_block(checkpoint, request)
+    names = names_of(checkpoint, request.what, with_text=request.calibrate is not None)
+    shapes = {name: checkpoint.folder.tensors[wiring.matrices[name].weight].shape[:2] for name in names}
+    of_block = {matrix.name for matrix in (*wiring.layers[k].latent_matrices, *wiring.layers[k].feed_forward_matrices)}
+    in_block = sum(_time_weight(shapes[name], request) for name in names if name in of_block)
+    tables = [name for name in names if wiring.is_embedding(name) or wiring.is_unembedding(name)]
+    outside = sum(_time_weight(sorted(shapes[name], reverse=True), request, is_table=True) for name in tables)
+    if k not in layers:
+        attention = 0.0
+    elif row.unit == "layer":
+        started = time.perf_counter()
+        factorise_layer(row, checkpoint.projections(k), sizes, rotary=has_rotary_or_norms(checkpoint))
+        attention = time.perf_counter() - started
+    else:
+        attention = sum(_time_weight((sizes.d_model, width), request) for width in sizes.widths.values())
+    return checkpoint.n_layers * in_block + outside + len(layers) * attention
+
+
+def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = False) -> float:
+    """Return the seconds to factorise a weight of a shape, and to round it; a large one by the cube of its sizes.
+
+    A table is (vocabulary, width); its inputs are token counts.
+    """
+    row = TABLE["matrix"] if is_table or TABLE[request.method].unit == "layer" else TABLE[request.method]
+    ratio = max(1.0, (math.prod(shape) * min(shape) / _LARGEST) ** (1 / 3))
+    m, n = (max(1, round(size / ratio)) for size in shape)
+    weight = np.random.default_rng(0).standard_normal((m, n), np.float32)
+    reads, slopes = (np.ones(m, np.float32) if is_table else _random_moments(m)), _random_moments(n)
+    started = time.perf_counter()
+    if request.calibrate is None:
+        factorise_weight(row, weight)
+    elif not request.fits_model:
+        factorise_weight_on(row, weight, reads)
+    elif is_large(shape) and not is_table:
+        import torch
+
+        components_in_single_precision(weight, reads, slopes, torch.device(request.device))
+    else:
+        components(weight, reads, slopes)
+    if request.in_bits:
+        options: dict[str, Any] = {"bits": request.width, "fewer_numbers": request.keep is not None}
+        forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, **options)
+        forms.rounded(next(k for k, option in enumerate(forms.options) if option.is_whole))
+    return float(ratio**3) * (time.perf_counter() - started)
+
+
+def _random_moments(n: int) -> Array:
+    x = np.random.default_rng(0).standard_normal((2 * n, n), np.float32)
+    moments: Array = x.T @ x
+    return moments
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it.
+
+    >>> duration(7.4), duration(754), duration(9000)
+    ('a few seconds', 'about 13 minutes', 'about 2.5 hours')
+    """
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {seconds:.0f} seconds"
+    return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.2f} MB"
