@@ -8,6 +8,7 @@ powers of two, signs and phases, the bases of equal singular values.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -42,6 +43,12 @@ def device_of(x: AnyArray) -> Any:
 def dtype_of(x: AnyArray) -> np.dtype[Any]:
     """Return the dtype of `x`, of a name that numpy knows, as a numpy dtype."""
     return x.dtype if isinstance(x, np.ndarray) else np.dtype(_dtype_name(x))
+
+
+@functools.cache
+def eps(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next number of `dtype`."""
+    return float(np.finfo(dtype).eps)
 
 
 def _dtype_name(x: AnyArray) -> str:

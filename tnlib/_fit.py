@@ -145,7 +145,7 @@ def report(
     `stationary` is False for an iteration that ran out of steps while the error still decreased. `estimate` is the note
     on an error that is estimated, empty for others.
     """
-    missed = rtol is not None and error > max(rtol, roundoff(value.dtype, len(value.ranks)))
+    missed = rtol is not None and error > rtol and error > roundoff(value.dtype, len(value.ranks))
     if missed:
         text = (
             f"{function}: the error {error:.3g} misses rtol={rtol:.3g}; "

@@ -410,7 +410,8 @@ def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() & ours.keys():
+        if not ours.keys().isdisjoint(kwargs):
+            name = min(ours.keys() & kwargs.keys())
             advice = f"pass {ours[name]}= instead" if ours[name] else "leave it out"
             raise ArgumentTypeError(f"{function.__name__}: keywords must be those of tnlib, got {name}=; {advice}.")
         return function(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tnlib._array_api import dtype_of, from_host, to_host
+from tnlib._array_api import dtype_of, eps, from_host, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 
@@ -23,6 +23,7 @@ from tnlib._typing import Array
 # about 50. Where a basis is fixed and the rest of the tensor is transformed with it, the width costs nothing. An SVD
 # keeps the values on a diagonal, which is wrong by as much as they differ.
 _EQUAL, _EQUAL_DIAGONAL = 256.0, 24.0
+_FEW = 256  # entries up to which a loop over Python's numbers is faster than calls to numpy
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ def equality_tolerance(
     eigenvalues of a Gram matrix in double precision: s[k] is right to eps norm(s)^2 / s[k], so that every value has a
     tolerance of its own, (r,).
     """
-    norm, width = math.sqrt(s @ s), _EQUAL_DIAGONAL if diagonal else _EQUAL
-    tolerance = width * float(np.finfo(dtype).eps) * norm
+    norm, width = math.hypot(*s.tolist()), _EQUAL_DIAGONAL if diagonal else _EQUAL
+    tolerance = width * eps(dtype) * norm
     if squared and norm > 0:
-        return tolerance + width * float(np.finfo(np.float64).eps) * norm * (norm / np.maximum(s, tolerance))
+        return tolerance + width * eps(np.dtype(np.float64)) * norm * (norm / np.maximum(s, tolerance))
     return tolerance
 
 
@@ -123,7 +124,7 @@ def nearest_tie(u: Array, groups: Sequence[slice]) -> float:
 
 def _cholesky_basis(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float]:
     """Return the unitary t (g, g) for which u t is the pivoted Cholesky factor of u u^H, and the nearest tie."""
-    tolerance = 2.0 * math.sqrt(float(np.finfo(dtype or u.dtype).eps))  # of squares
+    tolerance = 2.0 * math.sqrt(eps(dtype or u.dtype))  # of squares
     if len(u) == u.shape[1]:  # the projector is the identity in every basis, and so is its Cholesky factor
         return u.conj().T, 1.0
     t = np.zeros((u.shape[1], u.shape[1]), u.dtype)
@@ -156,16 +157,28 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     not choose between entries that are equal in exact arithmetic; eps is that of `dtype`, the dtype of the result, if
     it differs from that of `u`. Zero columns get phase 1.
     """
+    ratio = 1.0 - math.sqrt(eps(dtype or u.dtype))
+    if u.size <= _FEW and u.dtype.kind == "f":
+        return np.array([_leading_sign(column, ratio) for column in u.T.tolist()], u.dtype)
     modulus = np.abs(u)
-    threshold = (1.0 - math.sqrt(np.finfo(dtype or u.dtype).eps)) * np.maximum.reduce(modulus)
-    leads = (modulus >= threshold).argmax(axis=0)
+    leads = (modulus >= ratio * np.maximum.reduce(modulus)).argmax(axis=0)
     return unit_phases(u[leads, np.arange(u.shape[1])])
+
+
+def _leading_sign(column: list[float], ratio: float) -> float:
+    """Return the sign of the first number whose modulus is at least `ratio` times the largest, 1 for zeros."""
+    high, low = max(column), -min(column)
+    if low < ratio * high:
+        return 1.0
+    if high < ratio * low:
+        return -1.0
+    return 1.0 if next(x for x in column if abs(x) >= ratio * max(high, low)) >= 0.0 else -1.0
 
 
 def unit_phases(x: Array) -> Array:
     """Return x / |x| entry by entry, 1 for zeros."""
     if x.dtype.kind != "c":
-        return np.asarray(np.copysign(1, x + 0))  # the sum takes -0.0 to 0.0
+        return np.asarray(np.copysign(1.0, x + 0.0))  # the sum takes -0.0 to 0.0
     size = np.abs(x)
     return np.asarray(np.where(size > 0, x, 1) / np.where(size > 0, size, 1))
 

@@ -227,7 +227,7 @@ def squares(a: Array) -> float:
 
 
 def _dot_with_itself(flat: Array) -> float:
-    if flat.dtype != np.float64:
+    if flat.dtype.char != "d":
         flat = flat.astype(np.float64)
     return float(np.vdot(flat, flat))  # unlike np.dot it overflows without a warning
 

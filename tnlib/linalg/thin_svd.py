@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -34,14 +33,22 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
     # calls to both alternate, the idle threads of one spin in the way of the other.
     wide = a.shape[0] < a.shape[1]
     tall = a.T if wide else a  # the QR of a tall matrix sums along columns, and rounds less than the LQ of a wide one
-    with nullcontext() if tall.shape[1] < _THREADED else all_blas_threads():
-        try:
-            u, s, vh = np.linalg.svd(tall, full_matrices=False)
-        except np.linalg.LinAlgError:
-            import scipy.linalg
-
-            u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
+    if tall.shape[1] < _THREADED:
+        u, s, vh = _svd_of_array(tall)
+    else:
+        with all_blas_threads():
+            u, s, vh = _svd_of_array(tall)
     return (vh.T, s, u.T) if wide else (u, s, vh)
+
+
+def _svd_of_array(a: Array) -> tuple[Array, Array, Array]:
+    try:
+        return np.linalg.svd(a, full_matrices=False)
+    except np.linalg.LinAlgError:
+        import scipy.linalg
+
+        u, s, vh = scipy.linalg.svd(a, full_matrices=False, check_finite=False, lapack_driver="gesvd")
+        return u, s, vh
 
 
 def _svd_of_other(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:

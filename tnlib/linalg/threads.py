@@ -177,17 +177,26 @@ if hasattr(os, "register_at_fork"):
 
 def _set_blas_threads(count: int, package: str = "numpy") -> int:
     """Set the number of threads of the BLAS of `package` and return the previous one."""
+    return _thread_setter(package)(count)
+
+
+@functools.cache
+def _thread_setter(package: str) -> Callable[[int], int]:
     library = _blas(package)
     if library is None:
-        return _threads_of_environment()
+        return lambda _: _threads_of_environment()
     # OpenBLAS ignores the plain setter in all threads but the first that called it; despite its name, the local one
     # works from every thread and for all of them, and returns the previous count.
-    set_from_any_thread = getattr(library.dynlib, "openblas_set_num_threads_local", None)
+    set_from_any_thread: Callable[[int], int] | None = getattr(library.dynlib, "openblas_set_num_threads_local", None)
     if set_from_any_thread is not None:
-        return int(set_from_any_thread(count))
-    previous = int(library.num_threads)
-    library.set_num_threads(count)
-    return previous
+        return set_from_any_thread
+
+    def set_threads(count: int) -> int:
+        previous = int(library.num_threads)
+        library.set_num_threads(count)
+        return previous
+
+    return set_threads
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from tnlib._array_api import eps
 from tnlib._typing import Array
 
 # Singular values below this many eps of the norm are rounding errors: of the entries, and of every factorization.
@@ -43,7 +44,7 @@ def noise_level(norm: float, dtype: np.dtype[Any], smaller_side: int) -> float:
 
     `smaller_side` is the smaller dimension of the unfolding of the whole tensor, not of the matrix within a sweep.
     """
-    return float(np.finfo(dtype).eps) * norm * max(_NOISE, math.sqrt(smaller_side))
+    return eps(dtype) * norm * max(_NOISE, math.sqrt(smaller_side))
 
 
 def numerical_rank(s: Array, noise: float) -> int:
@@ -93,7 +94,7 @@ class TruncationBudget:
         """Frobenius norm that the next truncation may discard; None where numerical ranks are kept."""
         if self.rtol is None:
             return None
-        remaining = (self.rtol * self.norm) ** 2 - sum(record.charged for record in self.records)
+        remaining = (self.rtol * self.norm) ** 2 - sum([record.charged for record in self.records])
         return math.sqrt(max(0.0, remaining) / (len(self.sides) - len(self.records)))
 
     @property
@@ -129,10 +130,10 @@ class TruncationBudget:
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
-        share, noise, values = self.share, self.noise, s.tolist()
+        share, values = self.share, s.tolist()
         if share is None:
-            allowed = noise**2 + error_estimate**2
-            optimistic = needed = numerical_rank(s, noise)
+            allowed = self.noise**2 + error_estimate**2
+            optimistic = needed = numerical_rank(s, self.noise)
         else:
             allowed = share**2
             optimistic = needed = _rank_within(values, share)
@@ -142,6 +143,7 @@ class TruncationBudget:
         rank = min(needed, cap)
         last, split = values[rank - 1], False
         if rank < needed:
+            noise = self.noise
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
             split = splits_group(s, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
@@ -171,7 +173,7 @@ class TruncationBudget:
     @property
     def discarded(self) -> float:
         """Frobenius norm of everything discarded so far."""
-        return math.hypot(*(record.discarded for record in self.records))
+        return math.hypot(*[record.discarded for record in self.records])
 
     @property
     def error(self) -> float:

@@ -189,8 +189,11 @@ class Train(LinearFormat):
 
     def _in_range(self, method: str, a: Array, e: int) -> Array:
         """Return `a` * 2**`e`, a contraction of the cores, times the scale of the train."""
+        e += self.exponent
+        if e == 0:
+            return a
         subject = f"{type(self).__name__}.{method}: every entry"
-        return shift_in_range(a, e + self.exponent, subject, "lower the log_scale")
+        return shift_in_range(a, e, subject, "lower the log_scale")
 
     @numpy_arrays
     def conj(self) -> Self:
@@ -272,7 +275,7 @@ class TensorTrain(Train):
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes (n[0], ..., n[d-1]) of the outer legs."""
-        return tuple(core.shape[1] for core in self.cores)
+        return tuple([core.shape[1] for core in self.cores])
 
     def full(self) -> Array:
         """Contract to the dense array (n[0], ..., n[d-1])."""

@@ -10,8 +10,9 @@ so the last core is the centre and carries the norm (`leg_splitting.py`).
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,8 +110,8 @@ def tt_svd(
 
 def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a validated array and its truncations."""
-    shape = x.array.shape
-    sides = [min(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))]
+    size = x.array.size
+    sides = [min(rows, size // rows) for rows in accumulate(x.array.shape[:-1], operator.mul)]
     budget = TruncationBudget(x.norm, rtol, sides, x.array.dtype)
     cores = split_array(x.array, budget, max_rank)
     return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
