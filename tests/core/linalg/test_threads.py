@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,35 +103,6 @@ from tnlib.linalg import threads
 print(threads.thread_count())
 """
     assert int(run(script)) == 1
-
-
-def test_no_more_pieces_than_threads() -> None:
-    for n, parts, multiple in ((0, 3, 1), (1, 4, 1), (10, 2, 4), (100, 3, 8), (7, 7, 1), (5, 9, 2), (64, 2, 64)):
-        ranges = threads.split_range(n, parts, multiple=multiple)
-        assert len(ranges) <= parts
-        assert [k for i, j in ranges for k in range(i, j)] == list(range(n))
-        assert all(i < j for i, j in ranges)
-        assert all(i % multiple == 0 for i, _ in ranges)
-
-
-def test_work_runs_in_parallel_and_its_errors_are_raised() -> None:
-    finished: list[int] = []
-    lock = threading.Lock()
-
-    def note(k: int) -> None:
-        with lock:
-            finished.append(k)
-
-    threads.run_parallel(note, [])
-    threads.run_parallel(note, [(k,) for k in range(9)])
-    assert sorted(finished) == list(range(9))
-
-    def fail(k: int) -> None:
-        if k == 2:
-            raise RuntimeError("piece 2")
-
-    with pytest.raises(RuntimeError, match="piece 2"):
-        threads.run_parallel(fail, [(k,) for k in range(4)])
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
