@@ -105,16 +105,6 @@ print(threads.thread_count())
     assert int(run(script)) == 1
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "k", "n"), [(700, 130, 300), (300, 130, 700), (3, 3000, 3000), (1, 1, 1), (5, 4, 3)])
-def test_products_in_pieces(dtype: np.dtype, m: int, k: int, n: int) -> None:
-    a, b = oracles.normal((m, k), dtype), oracles.normal((k, n), dtype, 1)
-    with threadpoolctl.threadpool_limits(2):
-        product = threads.single_threaded_blas(threads.parallel_matmul)(a, b)
-    assert product.dtype == dtype
-    oracles.assert_close(product, oracles.wide(a) @ oracles.wide(b), dtype)
-
-
 # --------------------------------------------------------------------------------------------- limited and restored
 
 
