@@ -23,7 +23,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.report.figures import error_curve
-from tnlib_adapters.compression.report.report import Report, RoundedReport, summarise
+from tnlib_adapters.compression.report.report import Report, summarise
 from tnlib_adapters.compression.sizes import stored_bytes
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
@@ -240,22 +240,6 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
         f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8")
     ]
     assert lines["divergence (nats a token), measured"] == ("", "0.12")
-
-
-def test_the_summary_of_rounded_weights_counts_bits(plain: Report) -> None:
-    rounded = [
-        RoundedReport("layers.0", name, bits, None, 0, 9) for name, bits in zip("qkvo", (2, 3, 3, 8), strict=True)
-    ]
-    changed = replace(plain, rounded=rounded, n_after=plain.n_before, average_bits=4.25)
-    lines = {name: (before, after) for name, before, after in summarise(changed)}
-    assert lines["numbers in the attention"] == ("", f"{plain.n_before:,}")
-    assert lines["stored bits per number"] == ("32.00", "4.25")
-    assert lines["weights by bits"] == ("", "1 in 2 bits, 2 in 3 bits, 1 in 8 bits")
-    forms = [RoundedReport("m", "", 3, 7, 0, 9), RoundedReport("n", "", 3, 7, 0, 9, is_corrected=True)]
-    lines = {name: after for name, _, after in summarise(replace(changed, rounded=[*rounded, *forms]))}
-    assert lines["weights by bits"].endswith(
-        "1 as factors in 3 bits, 1 in 2 bits, 2 in 3 bits, 1 in 8 bits, 1 in 3 bits beside factors"
-    )
 
 
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:

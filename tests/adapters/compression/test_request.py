@@ -10,8 +10,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-import dataclasses
-import inspect
 import itertools
 import math
 
@@ -34,20 +32,6 @@ from tnlib_adapters.compression.request import STORES, WHAT, Request
 from tnlib import ArgumentError
 
 TEXT, SEEN = Path("text.txt"), Path("seen")
-
-
-def test_it_holds_the_arguments_of_compress() -> None:
-    taken = inspect.signature(compress).parameters
-    for field in dataclasses.fields(Request):
-        assert field.default == taken[field.name].default
-    assert taken.keys() - {field.name for field in dataclasses.fields(Request)} == {
-        "source",
-        "out",
-        "cache_bytes",
-        "sizes",
-        "force",
-        "progress",
-    }
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
