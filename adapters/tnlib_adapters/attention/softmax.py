@@ -35,7 +35,8 @@ def softmax(scores: Array, visible: Array | None = None) -> Array:
         scores = namespace_of(scores).where(like(visible, scores), scores, -np.inf)
     if not isinstance(scores, np.ndarray):
         return scores.softmax(-1)
-    weights: Array = np.exp(scores - scores.max(-1, keepdims=True))
+    shifted: Array = scores - scores.max(-1, keepdims=True)
+    weights: Array = np.exp(shifted, out=shifted if shifted.dtype.kind == "f" else None)
     weights /= weights.sum(-1, keepdims=True)
     return weights
 
