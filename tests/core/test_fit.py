@@ -14,7 +14,6 @@ import oracles
 import pytest
 
 import tnlib
-from tnlib._fit import roundoff
 
 
 def test_the_report() -> None:
@@ -123,11 +122,6 @@ def test_warnings_have_categories_of_their_own() -> None:
     assert issubclass(tnlib.ArgumentError, ValueError)
     assert issubclass(tnlib.ArgumentTypeError, TypeError)
     assert issubclass(tnlib.FileFormatError, ValueError)
-
-
-def test_roundoff_depends_on_precision_and_steps() -> None:
-    assert roundoff(np.dtype(np.float32)) > 1e8 * roundoff(np.dtype(np.float64))
-    assert roundoff(np.dtype(np.complex64), 4) == pytest.approx(2 * roundoff(np.dtype(np.float32)))
 
 
 @pytest.mark.parametrize("name", ["full", "norm", "ranks", "cores"])

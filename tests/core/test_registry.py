@@ -71,12 +71,6 @@ def test_a_class_has_the_verbs_of_its_bases() -> None:
     assert _registry.list_formats("no such verb") == "a format"
 
 
-@pytest.mark.parametrize("function", [tnlib.round, tnlib.canonical_form, tnlib.nearest_tie, tnlib.degenerate_groups])
-def test_a_fit_in_the_place_of_its_value_is_recognised(function) -> None:
-    with oracles.refused(TypeError, "got a Fit; pass fit.value."):
-        function(tnlib.svd(np.eye(2)))
-
-
 def test_so_is_it_by_functions_of_two() -> None:
     fit = tnlib.svd(np.eye(2))
     for call in (

@@ -22,8 +22,8 @@ from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
 from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.report.figures import error_curve, error_maps, spectra
-from tnlib_adapters.compression.report.report import Report, RoundedReport, summarise
+from tnlib_adapters.compression.report.figures import error_curve
+from tnlib_adapters.compression.report.report import Report, summarise
 from tnlib_adapters.compression.sizes import stored_bytes
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
@@ -151,15 +151,6 @@ def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder
     assert report.peak_memory > 10**7
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_the_report_says_what_was_asked_for(tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.45, method="tucker", layout="dense")
-    assert (report.keep, report.method, report.layout) == (0.45, "tucker", "dense")
-    assert report.source == str(builtin_path())
-    assert report.model_type == "tnlib_attention_only"
-    assert report.left_out == []
-
-
 # ---------------------------------------------------------------------------------------------- the model as a whole
 
 
@@ -240,26 +231,6 @@ def test_plain_int8_without_an_error_is_a_line_at_its_bytes(layout: str, plain: 
     assert lines["chosen"].get_xdata()[0] == pytest.approx(4e-6 * plain.n_after)
 
 
-def test_errors_close_to_one_are_written_so(plain: Report) -> None:
-    for error, said in ((0.9951, "1.0"), (0.994, ".99"), (0.004, ".00"), (1.26, "1.3"), (0.0, ".00")):
-        heads = [replace(head, qk_error=error, ov_error=error) for head in plain.heads]
-        written = {text.get_text() for ax in error_maps(replace(plain, heads=heads)).axes[:2] for text in ax.texts}
-        assert written == {said}
-
-
-@pytest.mark.parametrize("n_layers", [1, 2, 3, 4, 5, 6])
-def test_every_panel_with_none_below_has_numbers(n_layers: int, plain: Report) -> None:
-    heads = [replace(plain.heads[0], layer=layer) for layer in range(n_layers)]
-    layers = [replace(plain.layers[0], layer=layer) for layer in range(n_layers)]
-    figure = spectra(replace(plain, heads=heads, layers=layers))
-    figure.canvas.draw()
-    shown = [ax for ax in figure.axes if ax.get_visible()]
-    assert len(shown) == n_layers
-    for k, ax in enumerate(shown):
-        labelled = any(label.get_visible() and label.get_text() for label in ax.get_xticklabels())
-        assert labelled == (k + 3 >= n_layers) == bool(ax.get_xlabel())
-
-
 def test_the_summary_says_everything_once(on_text: Report) -> None:
     lines = {name: (before, after) for name, before, after in summarise(on_text)}
     assert len(lines) == len(summarise(on_text))
@@ -271,31 +242,10 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
     assert lines["divergence (nats a token), measured"] == ("", "0.12")
 
 
-def test_the_summary_of_rounded_weights_counts_bits(plain: Report) -> None:
-    rounded = [
-        RoundedReport("layers.0", name, bits, None, 0, 9) for name, bits in zip("qkvo", (2, 3, 3, 8), strict=True)
-    ]
-    changed = replace(plain, rounded=rounded, n_after=plain.n_before, average_bits=4.25)
-    lines = {name: (before, after) for name, before, after in summarise(changed)}
-    assert lines["numbers in the attention"] == ("", f"{plain.n_before:,}")
-    assert lines["stored bits per number"] == ("32.00", "4.25")
-    assert lines["weights by bits"] == ("", "1 in 2 bits, 2 in 3 bits, 1 in 8 bits")
-    forms = [RoundedReport("m", "", 3, 7, 0, 9), RoundedReport("n", "", 3, 7, 0, 9, is_corrected=True)]
-    lines = {name: after for name, _, after in summarise(replace(changed, rounded=[*rounded, *forms]))}
-    assert lines["weights by bits"].endswith(
-        "1 as factors in 3 bits, 1 in 2 bits, 2 in 3 bits, 1 in 8 bits, 1 in 3 bits beside factors"
-    )
-
-
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:
     lines = {name: (before, after) for name, before, after in summarise(replace(plain, layout="dense"))}
     assert lines["numbers in the attention"] == (f"{plain.n_before:,}",) * 2
     assert lines["numbers in the factors"] == ("", f"{plain.n_after:,}")
-
-
-def test_odd_names_of_measures_are_left_alone(plain: Report) -> None:
-    lines = summarise(replace(plain, quality={"a, before": 1.0, "b, after": 2.0, "c": 3.0}))
-    assert {("a, before", "", "1.000"), ("b, after", "", "2.000"), ("c", "", "3.000")} <= set(lines)
 
 
 def test_nothing_is_drawn_of_what_is_not_known(plain: Report) -> None:

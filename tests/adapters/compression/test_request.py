@@ -10,8 +10,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-import dataclasses
-import inspect
 import itertools
 import math
 
@@ -24,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
 from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
-from tnlib_adapters.compression.allocate import lost_by
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation
 from tnlib_adapters.compression.methods.other_matrices import Matrix
@@ -35,26 +32,6 @@ from tnlib_adapters.compression.request import STORES, WHAT, Request
 from tnlib import ArgumentError
 
 TEXT, SEEN = Path("text.txt"), Path("seen")
-
-
-def test_it_holds_the_arguments_of_compress() -> None:
-    taken = inspect.signature(compress).parameters
-    for field in dataclasses.fields(Request):
-        assert field.default == taken[field.name].default
-    assert taken.keys() - {field.name for field in dataclasses.fields(Request)} == {
-        "source",
-        "out",
-        "cache_bytes",
-        "sizes",
-        "force",
-        "progress",
-    }
-
-
-def test_numbers_become_floats() -> None:
-    asked = Request(keep=1, max_error=0)
-    assert (type(asked.keep), type(asked.max_error)) == (float, float)
-    assert (asked.keep, asked.max_error) == (1.0, 0.0)
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -211,11 +188,6 @@ def test_errors_that_are_none(value: Any, tmp_path: Path) -> None:
         compress(builtin_path(), tmp_path / "out", max_error=value)
 
 
-def test_neither_nor(tmp_path: Path) -> None:
-    with refused(ArgumentError, "keep or max_error must be given"):
-        compress(builtin_path(), tmp_path / "out")
-
-
 def test_a_method_that_cannot_tell_says_so(tmp_path: Path) -> None:
     with refused(ArgumentError, "max_error cannot be met by method 'cp'"):
         compress(builtin_path(), tmp_path / "out", max_error=0.3, method="cp")
@@ -259,23 +231,6 @@ def test_both_budgets_are_met(keep: float, flops: float, seed: int) -> None:
     assert before == sum(multiplications(name, None) for name in ranks)
     assert after <= flops * before
     assert plan.n_after <= keep * plan.n_before
-
-
-@pytest.mark.parametrize("keep", [0.3, 0.6])
-def test_the_loss_falls_with_either_budget(keep: float) -> None:
-    whole = factorisation(0)
-    curves = [curve for part in whole.parts.values() for curve in part.curves]
-    losses = [lost_by(curves, whole.choose(keep, flops)) for flops in (0.2, 0.5, 1.0)]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] <= (1 + 1e-12) * lost_by(curves, whole.choose(keep))
-    assert lost_by(curves, whole.choose(0.9, 0.5)) <= losses[1]
-
-
-def test_numbers_that_are_left_over_go_to_the_table() -> None:
-    whole = factorisation(1)
-    free, limited = whole.plan_of(whole.choose(0.5)), whole.plan_of(whole.choose(0.5, 0.3))
-    assert limited.numbers["table"] > free.numbers["table"]
-    assert limited.numbers["wide"] < free.numbers["wide"]
 
 
 def ranks_and_shapes(folder: Path) -> list[tuple[int, int, int]]:

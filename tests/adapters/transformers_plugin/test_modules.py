@@ -16,10 +16,7 @@ from oracles import assert_close, contract, normal, refused, unchanged
 torch = pytest.importorskip("torch")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters.factors.expansion import EXPAND  # noqa: E402
-from tnlib_adapters.factors.factored_matrix import SHAPES  # noqa: E402
 from tnlib_adapters.transformers_plugin import CPLinear, FactoredLinear, LowRankLinear, TTLinear, TuckerLinear  # noqa: E402
-from tnlib_adapters.transformers_plugin.factored_modules import MAKE  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -368,7 +365,3 @@ def test_input_of_another_width_is_refused(case: Case) -> None:
     for x in (torch.ones(2, n + 1), torch.ones(n - 1), torch.tensor(1.0), torch.ones(0), None, np.ones((2, n))):
         with refused(ValueError, type(layer).__name__, f"x must be a tensor of shape (..., {n})", "got"):
             layer(x)
-
-
-def test_every_kind_of_factors_is_read_and_computed_with() -> None:
-    assert list(EXPAND) == list(MAKE) == list(SHAPES)

@@ -203,15 +203,6 @@ def test_what_cannot_be_folded_is_said(name: str, words: list[str], doubled: Any
         assert word in repr(folded)
 
 
-def test_what_is_folded_is_said(doubled: Any) -> None:
-    assert fold(open_checkpoint(doubled("llama")[1])).left == ()
-    folded = fold(open_checkpoint(doubled("gpt2_lm")[1]))
-    assert folded.done[:2] == (
-        "7 norms, into the weights that read from them",
-        "value biases of 3 layers, into the output biases",
-    )
-
-
 def test_another_reader_of_the_final_norm_keeps_it(doubled: Any, tmp_path: Path) -> None:
     import shutil
 

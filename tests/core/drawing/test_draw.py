@@ -15,7 +15,6 @@ import quimb.tensor as qtn
 
 import tnlib
 from tnlib.drawing import Bubble, Diagram, Leg, Node, einsum_diagram, equation, sweep_steps
-from tnlib.drawing.paint import bubble_padding, thickness
 
 X = np.random.default_rng(0).standard_normal((3, 4, 5))
 
@@ -196,14 +195,3 @@ def test_other_trains_are_refused() -> None:
             sweep_steps(value)
     with pytest.raises(tnlib.ArgumentTypeError, match="sweep_steps: tt must be a TensorTrain, got a ndarray"):
         sweep_steps(np.ones((2, 3)))
-
-
-def test_lines_of_larger_dimensions_are_thicker() -> None:
-    widths = [thickness(n) for n in (1, 2, 64, 768, 50257)]
-    assert widths == sorted(set(widths))
-
-
-def test_a_bubble_leaves_room_for_those_inside() -> None:
-    inner, outer = Bubble((0,), "relu"), Bubble((0, 1), "softmax")
-    diagram = Diagram((Node("tensor", "", (0, 0)), Node("tensor", "", (1, 0))), (), "", (inner, outer))
-    assert bubble_padding(diagram, outer) > bubble_padding(diagram, inner)

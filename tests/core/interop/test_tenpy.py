@@ -23,7 +23,6 @@ from tenpy.networks.site import BosonSite, FermionSite, GroupedSite, SpinHalfFer
 from tnlib_adapters.interop.tenpy import from_tenpy, to_tenpy
 
 import tnlib
-from tnlib.interop.tenpy_build import Sectors, left_isometric
 
 SPIN_HALF, SPIN_ONE = [1, -1], [-2, 0, 2]  # 2 Sz in the order without charges: of SpinHalfSite, and of SpinSite(1)
 
@@ -196,18 +195,6 @@ def test_isometries_do_not_lose_digits_to_faint_schmidt_values(center: int) -> N
         a = core.to_ndarray()  # vL p vR
         a = a.reshape(-1, a.shape[-1]) if k < center else a.reshape(len(a), -1).T
         oracles.assert_isometric(a)
-
-
-def test_values_for_which_there_is_no_room_are_left_out() -> None:
-    """A bond of three states on whose left there are two: the third is roundoff that the other side could not tell."""
-    left = np.array([[0.8, 0.0, 1e-15], [0.0, 0.6, 0.0]])[None]
-    bonds = [np.ones(1), np.array([0.8, 0.6, 1e-15]), np.ones(1)]
-    charges = [np.zeros((r, 0), int) for r in (1, 3, 1)]
-    found = Sectors([left, np.eye(3, 4)[..., None]], bonds, charges, 1.0, 0, 0.0)
-    left_isometric(found, [np.zeros((2, 0), int), np.zeros((4, 0), int)], lambda charges: charges, 1)
-    assert [core.shape for core in found.cores] == [(1, 2, 2), (2, 4, 1)]
-    assert found.spectra[1].tolist() == [0.8, 0.6]
-    oracles.assert_isometric(found.cores[0].reshape(2, 2))
 
 
 def test_states_that_mix_a_conserved_charge_are_refused() -> None:

@@ -143,25 +143,6 @@ def test_copies_on_both_ways(name: str) -> None:
     assert not any(np.shares_memory(a, b) for a, b in zip(back.cores, cores, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINS)
-def test_a_ground_state(name: str) -> None:
-    """Overlap and Schmidt values of a Heisenberg chain survive."""
-    to_library, from_library = verbs(name)
-    state = ground_state()
-    back = from_library(to_library(state))
-    assert abs(tnlib.inner(back, state) - 1) < 1e-12
-    for bond in range(1, 8):
-        oracles.assert_close(tnlib.schmidt_values(back, bond), tnlib.schmidt_values(state, bond))
-
-
-def ground_state() -> tnlib.TensorTrain:
-    quimb = library("quimb.tensor")
-    dmrg = quimb.DMRG2(quimb.MPO_ham_heis(8), bond_dims=[8, 16], cutoffs=1e-12)
-    dmrg.solve(tol=1e-8, verbosity=0)
-    return verbs("quimb")[1](dmrg.state)
-
-
 # --------------------------------------------------------------------------------------------------- Tucker and CP
 
 

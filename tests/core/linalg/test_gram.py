@@ -44,36 +44,36 @@ SHAPES = [(1, 1, 1), (1, 5, 3), (1, 7, 100), (3, 4, 1), (40, 3, 7), (2, 16, 300)
 
 
 @pytest.mark.parametrize(("route", "dtype"), ROUTES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gram_matrices(n_threads: int, route: str, dtype: np.dtype, shape: tuple[int, int, int]) -> None:
-    a = oracles.normal(shape, dtype)
-    with oracles.unchanged(a):
-        g = (gram_by_blas if route == "BLAS" else gram_by_kernel)(a)
-    assert g.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
-    oracles.assert_close(g, sum_of_products(a), factor=16)
-    oracles.assert_close(g, g.conj().T, factor=4)
+def test_gram_matrices(n_threads: int, route: str, dtype: np.dtype) -> None:
+    for shape in SHAPES:
+        a = oracles.normal(shape, dtype)
+        with oracles.unchanged(a):
+            g = (gram_by_blas if route == "BLAS" else gram_by_kernel)(a)
+        assert g.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
+        oracles.assert_close(g, sum_of_products(a), factor=16)
+        oracles.assert_close(g, g.conj().T, factor=4)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_both_sides_of_the_size_from_which_kernels_are_used(n_threads: int, dtype: np.dtype) -> None:
     for columns in (KERNEL_WORK // 256 - 1, KERNEL_WORK // 256 + 1):
         a = oracles.normal((1, 16, columns), dtype)
-        oracles.assert_close(gram(a), sum_of_products(a), factor=256)
-        b = oracles.normal((16, columns), dtype, seed=1)
-        oracles.assert_close(times_adjoint(a[0], b), oracles.wide(a[0]) @ oracles.wide(b).conj().T, factor=256)
+        want = oracles.wide(a[0]) @ oracles.wide(a[0]).conj().T
+        oracles.assert_close(gram(a), want, factor=256)
+        oracles.assert_close(times_adjoint(a[0], a[0, ::-1]), want[:, ::-1], factor=256)
 
 
 @pytest.mark.parametrize(("route", "dtype"), ROUTES, ids=str)
-@pytest.mark.parametrize(("m", "l", "n"), [(1, 1, 1), (3, 2, 5), (4, 4, 16), (9, 5, 33), (130, 7, 20), (5, 9, 700)])
-def test_products_with_an_adjoint(n_threads: int, route: str, dtype: np.dtype, m: int, l: int, n: int) -> None:
-    a = oracles.normal((m, n), dtype)
+def test_products_with_an_adjoint(n_threads: int, route: str, dtype: np.dtype) -> None:
     product = times_adjoint_by_blas if route == "BLAS" else times_adjoint_by_kernel
-    for other in (dtype, np.complex128 if dtype.kind == "c" else np.float64):
-        b = oracles.normal((l, n), other, seed=1)
-        with oracles.unchanged(a, b):
-            out = product(a, b)
-        assert out.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
-        oracles.assert_close(out, oracles.wide(a) @ oracles.wide(b).conj().T, factor=16)
+    wider = np.complex128 if dtype.kind == "c" else np.float64
+    for m, l, n in ((1, 1, 1), (3, 2, 5), (4, 4, 16), (9, 5, 33), (130, 7, 20), (5, 9, 700)):
+        a = oracles.normal((m, n), dtype)
+        for b in (oracles.normal((l, n), dtype, seed=1), oracles.normal((l, n), wider, seed=1)):
+            with oracles.unchanged(a, b):
+                out = product(a, b)
+            assert out.dtype == wider
+            oracles.assert_close(out, oracles.wide(a) @ oracles.wide(b).conj().T, factor=16)
 
 
 @given(
@@ -93,33 +93,34 @@ def test_gram_matrices_are_never_indefinite_by_more_than_roundoff(
 PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 60_000)]
 
 
-@pytest.mark.parametrize("shape", PROJECTED, ids=str)
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_projections_and_their_errors(n_threads: int, dtype: np.dtype, shape: tuple[int, int, int]) -> None:
-    a = oracles.normal(shape, dtype)
-    e = oracles.isometry(shape[1], min(3, shape[1]), dtype)
-    want = np.matmul(e.conj().T, oracles.wide(a))
-    with oracles.unchanged(a, e):
-        products = adjoint_times(e, a)
-        projected, discarded = project(e, a[0], negligible=0.0)
-    assert products.dtype == want.dtype
-    oracles.assert_close(products, want)
-    oracles.assert_close(projected, want[0])
-    gap = oracles.norm(oracles.wide(a[0]) - e @ want[0])
-    assert discarded == pytest.approx(gap, rel=1e-6, abs=8 * EPS * oracles.norm(a[0]))
+def test_projections_and_their_errors(n_threads: int, dtype: np.dtype) -> None:
+    for shape in PROJECTED:
+        a = oracles.normal(shape, dtype)
+        e = oracles.isometry(shape[1], min(3, shape[1]), dtype)
+        want = np.matmul(e.conj().T, oracles.wide(a))
+        with oracles.unchanged(a, e):
+            products = adjoint_times(e, a)
+            projected, discarded = project(e, a[0], negligible=0.0)
+        assert products.dtype == want.dtype
+        oracles.assert_close(products, want)
+        oracles.assert_close(projected, want[0])
+        gap = oracles.norm(oracles.wide(a[0]) - e @ want[0])
+        assert discarded == pytest.approx(gap, rel=1e-6, abs=8 * EPS * oracles.norm(a[0]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (1030, 5500)])
-def test_projections_by_the_kernel(n_threads: int, dtype: type, m: int, n: int) -> None:
-    a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
-    with oracles.unchanged(a, e):
-        oracles.assert_close(adjoint_times_by_kernel(e, a), e.T @ oracles.wide(a))
-    oracles.assert_close(adjoint_times(e, a[None])[0], e.T @ oracles.wide(a))  # of (1030, 5500) by the kernel
+def test_projections_by_the_kernel(n_threads: int, dtype: type) -> None:
+    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (1030, 5500)):
+        a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
+        want = e.T @ oracles.wide(a)
+        with oracles.unchanged(a, e):
+            oracles.assert_close(adjoint_times_by_kernel(e, a), want)
+        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (1030, 5500) by the kernel
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-@pytest.mark.parametrize("part", [0.5, 1e-3, 1e-5, 1e-6, 1e-8, 1e-12, 1e-14, 0.0])
+@pytest.mark.parametrize("part", [0.5, 1e-3, 1e-6, 1e-8, 1e-12, 1e-14, 0.0])
 def test_the_discarded_norm_is_right_down_to_roundoff(dtype: type, part: float) -> None:
     """The difference of two squares has a floor at the root of eps; the result must not."""
     basis = oracles.isometry(40, 9, dtype)

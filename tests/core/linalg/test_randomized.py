@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from slow_cases import mostly_slow
 
 import tnlib
-from tnlib.linalg.randomized import randomized_svd, sampled_range
+from tnlib.linalg.randomized import randomized_svd
 
 N = 520  # of the smaller side
 
@@ -209,72 +208,8 @@ def test_the_same_matrix_gives_the_same_bits_in_any_layout(dtype: np.dtype) -> N
 
 
 @pytest.mark.parametrize(("m", "n", "rank"), [(100, 5000, 3), (5000, 100, 3), (N, N, 200), (40, 40, 4)])
-def test_small_sides_and_large_ranks_are_left_to_lapack(m: int, n: int, rank: int) -> None:
+def test_small_sides_and_large_ranks(m: int, n: int, rank: int) -> None:
     a = oracles.with_spectrum(0.9 ** np.arange(min(m, n)), m, n)
-    assert randomized_svd(a, rank, norm=oracles.norm(a), negligible=1e-14) is None
     fit = tnlib.svd(a, max_rank=rank)
     oracles.assert_fit(fit, a)
     np.testing.assert_allclose(fit.value.s, 0.9 ** np.arange(rank), atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_the_result_of_the_iteration(dtype: np.dtype) -> None:
-    """Factors with orthonormal columns and rows, more values than asked for, and the residual."""
-    a = with_spectrum("1 / k", N, 600, dtype)
-    with oracles.unchanged(a):
-        u, s, vh, residual = randomized_svd(a, 20, norm=oracles.norm(a), negligible=0.0)
-    assert len(s) > 20
-    assert u.shape == (N, 20)
-    assert vh.shape == (20, 600)
-    assert (np.diff(s) <= 0).all()
-    oracles.assert_isometric(u.astype(dtype))
-    oracles.assert_isometric(vh.conj().T.astype(dtype))
-    gap = oracles.norm(oracles.wide(a) - (oracles.wide(u) * s[:20]) @ oracles.wide(vh))
-    assert np.hypot(residual, np.linalg.norm(s[20:])) == pytest.approx(gap, rel=0.01)
-    assert np.linalg.norm(s[:20]) == pytest.approx(np.linalg.norm(1 / (1.0 + np.arange(20))), rel=1e-3)
-
-
-def discarded_by(columns: np.ndarray, a: np.ndarray) -> float:
-    """Norm of the part outside of the space of the leading columns, those above roundoff."""
-    u, s, _ = np.linalg.svd(columns, full_matrices=False)
-    u = u[:, s > 1e-13 * s[0]]
-    return oracles.norm(oracles.wide(a) - u @ (u.conj().T @ oracles.wide(a)))
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "n", "rank"), [(300, 80, 1), (300, 80, 5), (128, 400, 12), (2000, 40, 3)])
-def test_the_range_of_a_matrix_of_low_rank(dtype: np.dtype, m: int, n: int, rank: int) -> None:
-    a = oracles.with_spectrum(0.5 ** np.arange(rank), m, n, dtype)
-    with oracles.unchanged(a):
-        columns = sampled_range(a, limit=1e-3 * oracles.norm(a))
-    assert columns.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
-    assert rank - 3 <= columns.shape[1] <= 2 * rank + 8
-    assert discarded_by(columns, a) <= 1e-3 * oracles.norm(a)
-    # a V^H with orthonormal rows V: no column is longer than the matrix, and together they hold nearly all of it
-    assert (1 - 1e-5) * oracles.norm(a) <= oracles.norm(columns) <= (1 + 1e-12) * oracles.norm(a)
-
-
-@pytest.mark.parametrize("limit", [1e-2, 1e-4, 1e-6, 1e-9, 1e-12])
-def test_a_sample_is_resolved_to_the_limit(limit: float) -> None:
-    a = oracles.with_spectrum(10.0 ** -np.arange(18.0), 400, 200)
-    columns = sampled_range(a, limit=limit)
-    assert columns is not None
-    assert columns.shape[1] <= 24
-    assert discarded_by(columns, a) <= limit
-
-
-@pytest.mark.parametrize("limit", [0.0, 1e-3, 0.5])
-def test_no_range_is_returned_without_a_low_rank(limit: float) -> None:
-    assert sampled_range(oracles.normal((300, 100)) / math.sqrt(30_000), limit=limit) is None
-    assert sampled_range(np.zeros((300, 100)), limit=limit) is None
-    assert sampled_range(oracles.normal((100, 3)), limit=limit) is None, "too few columns for a low rank"
-    assert sampled_range(np.ones((100, 300)), limit=limit) is None, "too few rows for a sample"
-
-
-def test_the_same_rows_are_drawn_every_time() -> None:
-    a = oracles.with_spectrum(0.1 ** np.arange(6.0), 500, 60)
-    np.random.seed(0)  # noqa: NPY002 - the global state is what is watched
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    one, other = (sampled_range(a, limit=1e-4) for _ in range(2))
-    np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002

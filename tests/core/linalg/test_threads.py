@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,45 +103,6 @@ from tnlib.linalg import threads
 print(threads.thread_count())
 """
     assert int(run(script)) == 1
-
-
-def test_no_more_pieces_than_threads() -> None:
-    for n, parts, multiple in ((0, 3, 1), (1, 4, 1), (10, 2, 4), (100, 3, 8), (7, 7, 1), (5, 9, 2), (64, 2, 64)):
-        ranges = threads.split_range(n, parts, multiple=multiple)
-        assert len(ranges) <= parts
-        assert [k for i, j in ranges for k in range(i, j)] == list(range(n))
-        assert all(i < j for i, j in ranges)
-        assert all(i % multiple == 0 for i, _ in ranges)
-
-
-def test_work_runs_in_parallel_and_its_errors_are_raised() -> None:
-    finished: list[int] = []
-    lock = threading.Lock()
-
-    def note(k: int) -> None:
-        with lock:
-            finished.append(k)
-
-    threads.run_parallel(note, [])
-    threads.run_parallel(note, [(k,) for k in range(9)])
-    assert sorted(finished) == list(range(9))
-
-    def fail(k: int) -> None:
-        if k == 2:
-            raise RuntimeError("piece 2")
-
-    with pytest.raises(RuntimeError, match="piece 2"):
-        threads.run_parallel(fail, [(k,) for k in range(4)])
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize(("m", "k", "n"), [(700, 130, 300), (300, 130, 700), (3, 3000, 3000), (1, 1, 1), (5, 4, 3)])
-def test_products_in_pieces(dtype: np.dtype, m: int, k: int, n: int) -> None:
-    a, b = oracles.normal((m, k), dtype), oracles.normal((k, n), dtype, 1)
-    with threadpoolctl.threadpool_limits(2):
-        product = threads.single_threaded_blas(threads.parallel_matmul)(a, b)
-    assert product.dtype == dtype
-    oracles.assert_close(product, oracles.wide(a) @ oracles.wide(b), dtype)
 
 
 # --------------------------------------------------------------------------------------------- limited and restored

@@ -237,8 +237,3 @@ def test_impossible_indices_are_refused(call: Any, kind: type[Exception], words:
 def test_no_indices_have_no_entries() -> None:
     for value in (tnlib.tt_svd(oracles.normal((3, 4))).value, tnlib.CP([1.0], [np.ones((3, 1)), np.ones((4, 1))])):
         assert tnlib.entries(value, np.empty((0, 2), int)).shape == (0,)
-
-
-def test_a_fit_is_not_its_value() -> None:
-    with oracles.refused(TypeError, "entries: t must be a format, got a Fit", "pass fit.value"):
-        tnlib.entries(tnlib.svd(np.eye(2)), [0, 0])  # type: ignore[arg-type]

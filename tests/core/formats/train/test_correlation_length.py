@@ -55,3 +55,20 @@ def test_correlation_length_of_zero_and_nilpotent_transfer_matrices() -> None:
     step = np.eye(40, k=1)[:, None]  # its powers vanish
     assert tnlib.correlation_length(step[:3, :, :3]) == 0.0
     assert tnlib.correlation_length(step) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("r", [2, 5, 16, 17, 24])  # dense up to 16
+def test_correlation_lengths_are_those_of_the_dense_transfer_matrix(dtype: Any, r: int) -> None:
+    a = oracles.normal((r, 3, r), dtype)
+    transfer = np.einsum("anb,cnd->acbd", a, a.conj()).reshape(r * r, r * r)
+    first, second = np.sort(np.abs(np.linalg.eigvals(transfer)))[:-3:-1]
+    assert tnlib.correlation_length(a) == pytest.approx(-1 / np.log(second / first), rel=1e-9)
+    assert tnlib.correlation_length(a) == tnlib.correlation_length(a)
+
+
+def test_many_equal_moduli_are_computed_or_refused() -> None:
+    """An orthogonal matrix A gives A (x) A, whose eigenvalues all have modulus 1."""
+    assert tnlib.correlation_length(oracles.isometry(20, 20)[:, None]) == math.inf
+    with oracles.refused(ValueError, "correlation_length: core must have", "leading eigenvalue"):
+        tnlib.correlation_length(oracles.isometry(40, 40)[:, None])

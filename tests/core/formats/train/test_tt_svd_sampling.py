@@ -12,7 +12,7 @@ import pytest
 
 import tnlib
 from tnlib.linalg.randomized import sampled_range
-from tnlib.linalg.truncation import TruncationBudget, noise_level
+from tnlib.linalg.truncation import noise_level
 
 # All arrays have 65536 entries or more: smaller ones are not sampled. The middle has 128 rows or more: a sample is half
 # of them at most.
@@ -170,27 +170,6 @@ def test_structure_outside_of_a_sample_is_detected_in_single_precision(kind: str
         fit = tnlib.tt_svd(x, rtol=rtol)
         oracles.assert_fit(fit, x, rtol=rtol)
         oracles.assert_gauge(fit.value)
-
-
-def plain_tt_svd(x: np.ndarray, rtol: float) -> tuple[tuple[int, ...], float]:
-    """Ranks and error of the textbook sweep, one LAPACK SVD for every bond."""
-    sides = [min(rows := math.prod(x.shape[:k]), x.size // rows) for k in range(1, x.ndim)]
-    budget, rest, ranks = TruncationBudget(oracles.norm(x), rtol, sides, x.dtype), x, [1]
-    for n in x.shape[:-1]:
-        _, s, vh = np.linalg.svd(rest.reshape(ranks[-1] * n, -1), full_matrices=False)
-        ranks.append(budget.truncate(s))
-        rest = s[: ranks[-1], None] * vh[: ranks[-1]]
-    return (*ranks, 1), budget.error
-
-
-@pytest.mark.parametrize("kind", ["one outstanding row", "one significant row", "five entries"])
-def test_a_sample_that_was_wrong_leaves_no_trace(kind: str) -> None:
-    """Its truncations are rolled back: the result is that of a sweep without samples."""
-    x = ADVERSARIES[kind]((24, 24, 12, 12))
-    for rtol in (1e-2, 1e-4, 1e-8):
-        fit, (ranks, error) = tnlib.tt_svd(x, rtol=rtol), plain_tt_svd(x, rtol)
-        assert fit.value.ranks == ranks
-        assert fit.error == pytest.approx(error, rel=0.05, abs=1e-13)
 
 
 def test_a_cap_alone_gives_the_best_error() -> None:

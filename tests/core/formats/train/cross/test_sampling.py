@@ -15,7 +15,6 @@ from tnlib.formats.train.cross.sampling import (
     sample_beside,
     sample_products,
     sample_train,
-    sample_uniform,
 )
 
 
@@ -64,9 +63,3 @@ def test_points_beside_rows_and_columns_are_drawn_with_the_density_that_is_retur
     frequencies = np.zeros(shape)
     np.add.at(frequencies, tuple(sample_beside(heads, tails, shape, count, np.random.default_rng(3)).T), 1 / count)
     assert np.abs(frequencies.reshape(-1) - density).max() <= 5 * math.sqrt(density.max() / count)
-
-
-def test_uniform_indices_take_every_value_of_a_leg_equally_often() -> None:
-    points = sample_uniform((3, 1, 7), 42, np.random.default_rng(2))
-    for leg, n in zip(points.T, (3, 1, 7), strict=True):
-        assert np.bincount(leg, minlength=n).tolist() == [42 // n] * n

@@ -1,0 +1,124 @@
+"""tt_cross: errors estimated honestly, budgets of calls kept, seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from cross_functions import of, sampled_error, solve
+
+import tnlib
+
+
+def adversaries() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(4)
+    corner = oracles.hilbert((8,) * 4)
+    corner[-1, -1, -1, -1] += 5.0
+    sparse = np.zeros((6,) * 4)
+    sparse.reshape(-1)[rng.choice(sparse.size, 40, replace=False)] = rng.standard_normal(40)
+    wedge = np.abs(np.subtract.outer(*[np.add.outer(np.arange(6.0), np.arange(6.0) ** 2)] * 2))
+    return {
+        "noise": rng.standard_normal((6,) * 4),
+        "an entry that stands out": corner,
+        "forty entries": sparse,
+        "a kink": wedge,
+        "low rank and noise": oracles.random_train((6,) * 4, (1, 3, 3, 3, 1)) + 1e-5 * rng.standard_normal((6,) * 4),
+        "superdiagonal": oracles.ghz(4, 8),
+    }
+
+
+@pytest.mark.parametrize("kind", adversaries())
+@pytest.mark.parametrize("rtol", [1e-1, 1e-3, 1e-7])
+def test_the_estimate_is_that_of_the_errors_seen(kind: str, rtol: float) -> None:
+    """What is asked for is never missed by what was seen: the points that f was asked for agree with the estimate."""
+    x = adversaries()[kind]
+    fit, counted = solve(of(x), x.shape, rtol, rng=1)
+    seen = tuple(np.array(sorted(counted.seen)).T)
+    residual = np.linalg.norm((x - fit.value.full())[seen]) / np.linalg.norm(x[seen])
+    if fit.converged:
+        assert fit.error <= rtol
+        assert residual <= 3 * rtol
+    assert fit.error <= 1.5 * max(1.0, oracles.true_error(x, fit.value))
+
+
+@pytest.mark.parametrize("level", [1e-2, 1e-5])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_estimate_of_errors_that_are_everywhere(level: float, seed: int) -> None:
+    """They are known to what two standard errors leave."""
+    shape = (10,) * 4
+    x = oracles.random_train(shape, (1, 3, 3, 3, 1), seed=seed)
+    x = x + level / 100 * oracles.normal(shape, seed=seed + 9)
+    fit, _ = solve(of(x), shape, 10 * level, rng=seed)
+    true = oracles.true_error(x, fit.value)
+    assert 0.8 * true <= fit.error <= 1.5 * true
+
+
+@pytest.mark.slow
+def test_a_needle_is_seen_or_not_but_its_absence_is_not_certified() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1.0 * (points == 3).all(axis=1)
+
+    fit, counted = solve(f, (10,) * 12, 1e-6)
+    assert not fit.certified
+    assert (3,) * 12 not in counted.seen
+    assert fit.notes[0] == f"f is zero at all of the {counted.n} points where it was evaluated"
+    assert fit.value.norm() == 0
+
+
+@pytest.mark.parametrize("max_calls", [1, 5, 50, 300, 1000, 3000, 10_000])
+def test_the_budget_is_kept(max_calls: int) -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1.0 + points.sum(axis=1))
+
+    fit, counted = solve(f, (12,) * 8, 1e-12, max_calls=max_calls)
+    assert counted.n <= max_calls
+    assert not fit.converged
+    if max_calls <= 50:
+        assert fit.value.norm() == 0
+        assert fit.error == 1
+    else:
+        assert fit.error <= 1
+    assert sampled_error(f, fit.value) <= 5 * fit.error  # cut short, it rests on few samples
+
+
+def test_more_calls_buy_smaller_errors() -> None:
+    def f(points: np.ndarray) -> np.ndarray:
+        return 1 / (1.0 + points.sum(axis=1))
+
+    errors = [solve(f, (12,) * 8, 1e-13, max_calls=10**k)[0].error for k in (2, 3, 4, 5)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
+
+
+def test_a_budget_that_is_spent_says_so() -> None:
+    with pytest.warns(
+        tnlib.ConvergenceWarning, match=r"tt_cross: .* misses rtol=1e-09: max_calls=400 is spent"
+    ) as caught:
+        tnlib.tt_cross(lambda points: 1 / (1.0 + points.sum(axis=1)), (9,) * 6, rtol=1e-9, max_calls=400)
+    assert caught[0].filename == __file__
+
+
+def test_noise_of_the_function_itself_ends_the_search() -> None:
+    """A function that is right to six digits is not asked for twelve without end."""
+    x = oracles.random_train((5, 5, 5, 5), (1, 2, 2, 2, 1))
+    rounded = x.astype(np.float32)
+    fit, _ = solve(of(rounded), x.shape, 0.0)
+    assert oracles.true_error(rounded, fit.value) < 1e-4
+    assert fit.value.dtype == np.float32
+
+
+@pytest.mark.parametrize("rtol", [0.0, 1e-16, 1e-14])
+def test_the_smallest_tolerances_end(rtol: float) -> None:
+    x = oracles.hilbert((10, 9, 8))
+    fit, _ = solve(of(x), x.shape, rtol)
+    assert oracles.true_error(x, fit.value) < 1e-12
+
+
+def test_seeds_decide_and_nothing_else() -> None:
+    x = oracles.hilbert((9, 8, 8, 9))  # more entries than are evaluated one by one
+    runs = [solve(of(x), x.shape, 1e-8, rng=rng) for rng in (None, 0, np.random.default_rng(0))]
+    for fit, counted in runs[1:]:
+        assert counted.seen == runs[0][1].seen
+        oracles.assert_same_bits(fit.value, runs[0][0].value)
+    other = solve(of(x), x.shape, 1e-8, rng=1)
+    assert other[1].seen != runs[0][1].seen
