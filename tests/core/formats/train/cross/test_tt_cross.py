@@ -261,7 +261,7 @@ def test_isolated_features_beyond_the_budget(kind: str, seed: int) -> None:
     assert percent == pytest.approx(100 * (1 - 0.01 ** (1 / count)), rel=0.05)
     assert not fit.converged or missed.mean() <= percent / 100
     if kind == "sum" and seed == 1 and fit.converged and missed.any():  # by the rounding of the processor
-        pytest.xfail("a known defect: converged at rank 20, although a few entries, fewer than the note allows, are missed")
+        pytest.xfail("a known defect: converged although fewer entries than the note allows are missed")
     assert kind != "sum" or (not fit.converged or not missed.any())
 
 
