@@ -40,6 +40,8 @@ from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
+_LEAST_WHOLE = 2.5  # bits per parameter; products of two factors are chosen below, whose losses take time to measure
+
 Call = Callable[[], Factorised]  # with all arrays it needs
 
 
@@ -86,7 +88,11 @@ def _factorise(
         return factorise(checkpoint, request.method, progress, what=request.what, workspace=workspace)
     method = TABLE[request.method]
     if method.unit == "model":
-        width = {"bits": request.width, "fewer_numbers": request.keep is not None} if method.in_bits else {}
+        width = dict[str, object]()
+        if method.in_bits:
+            below = request.keep is not None or (request.bits or _LEAST_WHOLE) < _LEAST_WHOLE
+            factors = below or request.max_error is not None
+            width = {"bits": request.width, "factors": factors, "fewer_numbers": request.keep is not None}
         factorisation: Factorisation = resolve(method.factorise)(
             checkpoint,
             text,

@@ -20,6 +20,7 @@ from tnlib_adapters.compression.activation_statistics.moment_sums import (
     on_host,
     second_moments_on_device,
 )
+from tnlib_adapters.compression.activation_statistics.weighted_moments import WeightedMoments
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.request import Progress, Stage, quiet
@@ -51,7 +52,8 @@ class Statistics:
     gates
         Means of squares of the derivative with respect to a gate on each component, over texts and probes, or over
         tokens for language models. Half of it is, to lowest order, the loss of cosine similarity of the embeddings, or
-        the increase of the divergence of the predictions, when the component is removed.
+        the increase of the divergence of the predictions, when the component is removed. For rounding, what
+        `WeightedMoments.finish` returns.
     """
 
     reads: Mapping[str, Array] = field(default_factory=dict)
@@ -118,6 +120,7 @@ def collect(
     streams: Streams | None = None,
     save: Callable[[int, Statistics], None] | None = None,
     done: Collection[int] = (),
+    rounding: bool = False,
 ) -> Statistics:
     """Return the statistics of the batches, collected block by block, last to first.
 
@@ -139,11 +142,13 @@ def collect(
         Called with every group as it is done, in the place of a result; None to return all groups.
     done
         Groups that are saved already.
+    rounding
+        If True, collect `WeightedMoments` instead of moments and gates.
     """
     from tnlib_adapters.instrument.block_passes import Streams
 
     streams = streams or Streams.temporary(batches, model.sizes.d_model)
-    collection = _Collection(model, places, batches, streams, components, progress)
+    collection = _Collection(model, places, batches, streams, components, progress, rounding=rounding)
     kept = Statistics({}, {}, {})
 
     def keep(_: int, statistics: Statistics) -> None:
@@ -165,11 +170,13 @@ class _Collection:
         streams: Streams,
         components: ComponentsOf | None,
         progress: Progress,
+        *,
+        rounding: bool,
     ) -> None:
         from tnlib_adapters.instrument.block_passes import Frame
 
         self._model, self._places, self._batches = model, places, batches
-        self._components, self._progress = components, progress
+        self._components, self._progress, self._rounding = components, progress, rounding
         self._frame, self._streams = Frame(model), streams
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
@@ -213,7 +220,14 @@ class _Collection:
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
+        from tnlib_adapters.instrument.weight_inputs import of_group
+
         workspace = None if self._model.fits_in_memory else self._workspace
+        if self._rounding:
+            sums = WeightedMoments(self._model, of_group(self._places, group), workspace)
+            for batch, of_batch in zip(self._batches, observed(0), strict=True):
+                sums.add(batch, of_batch)
+            return Statistics(*sums.finish())
         moments = sum_moments(self._model, self._places, observed(0), workspace)
         if self._components is None:
             return moments

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
     from tnlib_adapters.instrument.weight_inputs import Places
 
-_FORMAT, _VERSION = "tnlib statistics", "5"
+_FORMAT, _VERSION = "tnlib statistics", "6"
 _PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
 _ORIGIN = "tnlib_calibration.json"  # file of a spill folder
 _BLOCK = 1 << 24  # bytes hashed at a time
@@ -232,6 +232,7 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
         ("tokens", f"calibration_tokens {stored.get('tokens')}, this being {origin['tokens']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
+        ("kind", "another method"),
     ):
         if stored.get(part) != origin[part]:
             raise ArgumentError(

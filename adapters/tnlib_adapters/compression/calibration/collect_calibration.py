@@ -8,11 +8,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
-from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.activation_statistics.selected_weights import (
+    GroupCalibration,
+    SelectedWeights,
+    WeightGroup,
+)
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics, collect
 from tnlib_adapters.compression.activation_statistics.statistics_files import (
     Spill,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
 TOKENS_OF_STATISTICS = 32_768
+TOKENS_OF_ROUNDING = 16_384
 TOKENS_OF_FIT = 65_536
 
 
@@ -48,7 +53,7 @@ class Calibration:
 
 
 # function of the checkpoint and of a group; without its arrays the checkpoint tells what is stored how
-PartsOf = Callable[[Checkpoint, GroupCalibration], Mapping[str, Factorised]]
+PartsOf = Callable[[Checkpoint, Any], Mapping[str, Factorised]]
 
 
 def collect_calibration(
@@ -62,6 +67,7 @@ def collect_calibration(
     file: Path | None = None,
     spill: Spill | None = None,
     workspace: Workspace | None = None,
+    rounding: bool = False,
 ) -> Calibration:
     """Collect calibration statistics block by block, and factorise the weights that `what` selects by them.
 
@@ -72,7 +78,7 @@ def collect_calibration(
     batches
         Batches of the calibration text.
     parts_of
-        Function that factorises the weights of a group.
+        Function that factorises the weights of a `GroupCalibration`, of a `WeightGroup` for `rounding`.
     progress
         Called as progress(stage, done, total).
     what
@@ -83,30 +89,36 @@ def collect_calibration(
         Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
+    rounding
+        If True, collect the statistics of rounding: weighted moments from fewer tokens, and no components.
     """
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
-    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
+    n_tokens = TOKENS_OF_ROUNDING if rounding else TOKENS_OF_STATISTICS
+    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, n_tokens)
     model, spill = weights.folded(model), spill or Spill()
     places = weights.places(model)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
+    origin["kind"] = "rounding" if rounding else "components"
     files = StatisticsFiles(spill, origin, file)
     files.is_complete()  # raises if it is of another model
     spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "dtype": f"{model.dtype}"})
     workspace = workspace or Workspace()
-    groups = _Groups(weights, places, model.device, parts_of, workspace, spill)
+    groups = _Groups(weights, places, model.device, parts_of, workspace, spill, rounding=rounding)
 
     def save(group: int, statistics: Statistics) -> None:
         files.save(group, statistics)
         groups.factorise(group, statistics)
 
     if not files.is_complete():
-        done, components = files.done(), groups.components
-        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
+        done, components = files.done(), None if rounding else groups.components
+        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done,
+                rounding=rounding)  # fmt: skip
         files.join()
     for group in sorted({place.group for place in places.values()} - groups.factorised):  # collected before
         statistics = files.statistics({name for key, place in places.items() if place.group == group
                                        for name in (key, place.reads)})  # fmt: skip
-        groups.components(group, statistics)
+        if not rounding:
+            groups.components(group, statistics)
         groups.factorise(group, statistics)
     parts = groups.parts()
     return Calibration({module: parts[module] for module in weights.modules}, files.statistics())
@@ -126,10 +138,13 @@ class _Groups:
         parts_of: PartsOf,
         workspace: Workspace,
         spill: Spill,
+        *,
+        rounding: bool,
     ) -> None:
         self._weights, self._places, self._device = weights, places, device
         self._parts_of, self._workspace, self._spill = parts_of, workspace, spill
         self._current: GroupCalibration | None = None
+        self._rounding = rounding
         self._pending: deque[Future[Mapping[str, Factorised]]] = deque()
         self._parts: dict[str, LazyPart] = {}
         self.factorised: set[int] = set()
@@ -142,9 +157,14 @@ class _Groups:
 
     def factorise(self, group: int, statistics: Statistics) -> None:
         """Start to factorise the weights of the group whose components were made last, by its statistics."""
-        if self._current is None or self._current.index != group:
+        own: WeightGroup
+        if self._rounding:
+            own = self._weights.read_group(group, self._places, statistics)
+        elif self._current is None or self._current.index != group:
             raise RuntimeError(f"collect_calibration: components of group {group} must be made before.")
-        call = partial(self._parts_of, self._weights.checkpoint, replace(self._current, statistics=statistics))
+        else:
+            own = replace(self._current, statistics=statistics)
+        call = partial(self._parts_of, self._weights.checkpoint, own)
         self._pending.append(self._workspace.workers.submit(call))
         self._current = None
         self.factorised.add(group)

@@ -239,7 +239,7 @@ def _descend(weight: Array, grid: _Grid, rows: _Side, columns: _Side, codes: Arr
                     codes[i, j],
                     changes,
                 )
-                n_moved += np.count_nonzero(changes)
+                n_moved += int(np.count_nonzero(changes))
                 if rows.moments is None:
                     weighted[i, j] -= changes
                 else:
