@@ -100,7 +100,7 @@ def demo(out: Path, force: bool) -> None:
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
 @click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for the layouts narrow and mla: a size in config.json, see Layouts below; "
+              help="Instead of --keep, for the layout narrow: a size in config.json, see Layouts below; "
               "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Decompose and round the weights in N processes of this machine, of one thread each.")  # fmt: skip

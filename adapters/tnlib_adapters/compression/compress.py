@@ -98,8 +98,7 @@ def compress(
         "factored" stores the factors; "dense" their products under the original names. The others write a smaller
         model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
         `max_error` do not apply. "narrow": the same architecture with a smaller `head_dim` and `intermediate_size`;
-        `keep` is the fraction of attention and feed-forward layers. "mla": a DeepseekV3ForCausalLM with one latent
-        vector for the keys and values of all heads; needs `sizes`.
+        `keep` is the fraction of attention and feed-forward layers.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -134,7 +133,7 @@ def compress(
         batches of fewer than 1,024 tokens change the result. None for the defaults.
     sizes
         Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
-        `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
+        `intermediate_size` of "narrow", those left out stay.
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": its workers decompose and round the weights. They
         need tnlib and dask, and no files. The result does not depend on them.

@@ -68,14 +68,6 @@ SMALLER_MODELS: Mapping[str, Layout] = {
             sizes=("head_dim", "intermediate_size"),
             make=f"{_HERE}.narrow:NarrowModel",
         ),
-        Layout(
-            name="mla",
-            writes="a DeepseekV3ForCausalLM with one latent vector for keys and values",
-            takes="Llama, Mistral and similar models without biases and QK norm",
-            sizes=("kv_lora_rank", "qk_rope_head_dim"),
-            make=f"{_HERE}.mla:MlaModel",
-            sizes_required="it makes the KV cache smaller, not the weights",
-        ),
     )
 }
 
