@@ -1,4 +1,4 @@
-"""The layout `narrow` in llama.cpp: a trained Llama, made smaller, converted by its own script, generates as in transformers."""
+"""The layout `narrow` in llama.cpp: a trained Llama, converted by its script, generates as in transformers."""
 
 from __future__ import annotations
 
