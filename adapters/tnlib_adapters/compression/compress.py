@@ -203,18 +203,8 @@ def compress(
                 progress(*step)
             written = open_checkpoint(partial)
             measures = compressed.measures(written, original, opened.held_out, progress)
-            report = Report(
-                source=path_text(checkpoint.folder.path),
-                model_type=checkpoint.wiring.model_type,
-                layout=layout,
-                keep=request.keep,
-                left_out=[path_text(p.relative_to(checkpoint.folder.path)) for p in _left_out(checkpoint)],
-                calibration=opened.calibration_summary(original),
-                load=loading_code(written, layout),
-                seconds=time.perf_counter() - started,
-                peak_memory=peak_memory(),
-                **measures,
-            )
+            measures["calibration"] = opened.calibration_summary(original)
+            report = _report(checkpoint, written, request, measures, started)
             write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=force)
     if request.spill_folder is not None:
@@ -222,9 +212,22 @@ def compress(
     return report
 
 
-def _left_out(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files that are not copied."""
-    return other_files(checkpoint.folder, (REPORT, PAGE))[1]
+def _report(
+    before: Checkpoint, after: Checkpoint, request: Request, measures: Mapping[str, Any], started: float
+) -> Report:
+    """Return the report of a compression that began at `started`, with these measures."""
+    folder = before.folder
+    return Report(
+        source=path_text(folder.path),
+        model_type=before.wiring.model_type,
+        layout=request.layout,
+        keep=request.keep,
+        left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
+        load=loading_code(after, request.layout),
+        seconds=time.perf_counter() - started,
+        peak_memory=peak_memory(),
+        **measures,
+    )
 
 
 class _FactoredModel:

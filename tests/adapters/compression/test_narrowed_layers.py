@@ -1,4 +1,4 @@
-"""Choices of the layouts that are smaller models: values, rotary planes and neurons, against brute force."""
+"""Choices of the layout `narrow`: values, rotary planes and neurons, against brute force."""
 
 from __future__ import annotations
 

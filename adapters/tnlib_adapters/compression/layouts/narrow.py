@@ -63,7 +63,7 @@ class NarrowModel:
         self._checkpoint, self._before = checkpoint, widths_of(checkpoint)
         if any(layer.attention.latent for layer in checkpoint.wiring.layers):
             self._refuse("its keys and values are made from latent vectors")
-        widths = self._widths = self._requested(request)
+        widths = self._requested(request)
         heads, neurons = widths.head < self._before.head, widths.neurons != self._before.neurons
         self.what = "layers" if heads and neurons else "mlp" if neurons else "attention"
         sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
@@ -82,9 +82,8 @@ class NarrowModel:
         """Write the narrow model into the empty folder `out`; yields (stage, done, total)."""
         replaced, new = self._checkpoint.folder.tensors, self._tensors.entries()
         entries = {name: [lazy_entry(name, replaced[name].dtype, a.shape, self._encoded)] for name, a in new.items()}
-        yield from write_replaced(
-            self._checkpoint, entries, {**self._checkpoint.config, **self._sizes, **self._rope()}, out
-        )
+        config = {**self._checkpoint.config, **self._sizes, **self._rope()}
+        return write_replaced(self._checkpoint, entries, config, out)
 
     def measures(self, after: Checkpoint, source: SourceModel, held_out: str, progress: Progress) -> dict[str, Any]:
         """Return the fields of the report that are measured on the written model, the error on the held-out text."""
@@ -160,7 +159,8 @@ class NarrowModel:
         """Raise unless config.json states the number of neurons."""
         if any(layer.feed_forward is None for layer in self._checkpoint.wiring.layers):
             self._refuse("not all of its layers have one feed-forward layer")
-        if self._checkpoint.config.get(NEURONS) != self._before.neurons:
+        stated = dict(self._checkpoint.config)  # as in the file: the settings that are read have defaults
+        if stated.get(NEURONS) != self._before.neurons:
             self._refuse(f"its config.json has no {NEURONS}")
 
     def _refuse(self, reason: str, advice: str = "use layout 'factored' or 'dense'") -> None:

@@ -148,7 +148,7 @@ class Report:
     @property
     def is_smaller_model(self) -> bool:
         """True if the result is an ordinary model of smaller sizes, of layout "narrow"."""
-        return bool(self.cache_bytes)
+        return self.layout == "narrow"
 
     @property
     def n_stored(self) -> int:
