@@ -11,7 +11,7 @@ import click
 
 from tnlib_adapters.compression.layouts.layout_options import LAYOUTS, OTHER_COMMANDS
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import STORES, WHAT
+from tnlib_adapters.compression.request import EFFORTS, STORES, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 
@@ -89,6 +89,9 @@ _COMPRESSION = (
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
+    click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
+                  help="Passes over the text in which every block is fitted to the original: low, none; default, two; "
+                  "high, 200 steps for rounded weights and 400 for factors."),
     click.option("--layout", type=Layout(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,

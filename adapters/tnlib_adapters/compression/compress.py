@@ -56,6 +56,7 @@ def compress(
     workers: int | None = None,
     device: str = "cpu",
     dtype: str = "float32",
+    effort: str = "default",
     force: bool = False,
     progress: Progress = quiet,
 ) -> Report:
@@ -142,6 +143,9 @@ def compress(
     dtype
         Of the weights while they run: "float32", "bfloat16" or "float16". Sums over tokens, the factors that are fitted
         and all that is written are not in it.
+    effort
+        Passes over the text in which every block is fitted to the original: "low", none; "default", two; "high", 200
+        steps for rounded weights and 400 for factors.
     force
         Replace `out` if it is not empty.
     progress
@@ -187,6 +191,7 @@ def compress(
         "workers": workers,
         "device": device,
         "dtype": dtype,
+        "effort": effort,
     }
     request = Request.of(**options)
     target = as_path("compress", "out", out)

@@ -204,7 +204,10 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     names = names_of(checkpoint, request.what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
     seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
-    n_observed = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening.TOKENS_OF_INPUTS
+    n_observed = whitening.TOKENS_OF_INPUTS
+    if request.fits_model:
+        own = collect_calibration
+        n_observed = own.TOKENS_OF_ROUNDING if request.in_bits else own.TOKENS_OF_STATISTICS
     observed = _count(sample_batches(batches, n_observed))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
     if not request.fits_model:
@@ -213,8 +216,8 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT)
     in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
     in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
-    in_steps = fit_steps(len(fit), in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
-    total += _PROBES * observed * (n_blocks * seconds.probe + seconds.output)
+    in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
+    total += (1 if request.in_bits else _PROBES) * observed * (n_blocks * seconds.probe + seconds.output)
     later = _CANDIDATES * chosen * min(n_blocks, LATER)  # blocks after a fitted one, by which its weights are chosen
     total += n_blocks * ((2 * in_fit + later) * seconds.forward + in_steps * seconds.step)
     return {"statistics": observed, "fit": in_fit, "held-out text": held_out}, total
@@ -278,7 +281,7 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     if request.in_bits:
         options: dict[str, Any] = {"bits": request.width, "fewer_numbers": request.keep is not None}
         forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, **options)
-        forms.rounded(next(k for k, option in enumerate(forms.options) if option.is_whole))
+        forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
     return float(ratio**3) * (time.perf_counter() - started)
 
 

@@ -102,6 +102,7 @@ def _factorise(
             folder=request.spill_folder,
             source=source,
             workspace=workspace,
+            effort=request.effort,
             **width,
         )
         return replace(factorisation, workspace=workspace)

@@ -20,6 +20,7 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 if TYPE_CHECKING:
     from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 
+EFFORTS = ("low", "default", "high")
 WHAT = ("attention", "mlp", "all")
 STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
@@ -87,6 +88,7 @@ class Request:
     workers: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
+    effort: str = "default"
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -118,7 +120,7 @@ class Request:
         if self.flops is not None:
             fraction = _check_fraction("compress", "flops", self.flops, "multiplications per token that is left")
             object.__setattr__(self, "flops", fraction)
-        for name, known in (("store", tuple(STORES)), ("what", WHAT)):
+        for name, known in (("store", tuple(STORES)), ("what", WHAT), ("effort", EFFORTS)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
         self._check_statistics()

@@ -14,7 +14,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
 from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
@@ -77,6 +77,7 @@ def factorise_calibrated(
     folder: Path | None = None,
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
+    effort: str = "default",
 ) -> Factorisation:
     """Factorise `what` of every layer by the statistics of a text; the chosen factors are fitted on it.
 
@@ -98,6 +99,8 @@ def factorise_calibrated(
         The running model of `checkpoint`; None loads it.
     workspace
         Memory and temporary files of the factors.
+    effort
+        A key of `PASSES`; there is no fit with "low".
 
     Raises
     ------
@@ -112,7 +115,8 @@ def factorise_calibrated(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_factors(model, calibration.parts, options, streams, progress=progress)
+        n_steps = steps_of_model(model, streams, effort)
+        return fit_factors(model, calibration.parts, options, streams, n_steps, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
@@ -121,8 +125,8 @@ def factorise_calibrated(
         calibration.parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit,
-        weights=dict.fromkeys(predict, _NOT_FITTED),
+        fit=fit if PASSES[effort] else None,
+        weights=dict.fromkeys(predict, _NOT_FITTED) if PASSES[effort] else {},
     )
 
 
@@ -131,7 +135,7 @@ def fit_factors(
     parts: Mapping[str, LazyPart],
     options: Mapping[str, Sequence[int]],
     streams: Streams,
-    n_steps: int | None = None,
+    n_steps: int,
     *,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -148,13 +152,12 @@ def fit_factors(
     streams
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
-        Optimizer steps per layer; None for `steps_of_model`.
+        Optimizer steps per layer.
     progress
         Called as progress(stage, done, total).
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    steps = steps_of_model(model, streams) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
 
@@ -185,7 +188,7 @@ def fit_factors(
         ]
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         return map(packed, count(first), fit)
 
-    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps), fitted)
+    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)

@@ -16,7 +16,7 @@ from tnlib_adapters.compression.activation_statistics.selected_weights import We
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics
 from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.components import moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
@@ -51,6 +51,7 @@ def factorise_quantized(
     folder: Path | None = None,
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
+    effort: str = "default",
     bits: int | None = None,
     factors: bool = True,
     fewer_numbers: bool = False,
@@ -78,14 +79,15 @@ def factorise_quantized(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_rounded(model, calibration.parts, options, streams, progress=progress)
+        n_steps = steps_of_model(model, streams, effort, in_bits=True)
+        return fit_rounded(model, calibration.parts, options, streams, n_steps, progress=progress)
 
     return Factorisation(
         "quantized",
         calibration.parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit,
+        fit=fit if PASSES[effort] else None,
         in_bits=True,
     )
 
@@ -101,7 +103,7 @@ def fit_rounded(
     parts: Mapping[str, LazyPart],
     options: Mapping[str, Sequence[int]],
     streams: Streams,
-    n_steps: int | None = None,
+    n_steps: int,
     *,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -111,7 +113,6 @@ def fit_rounded(
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    steps = steps_of_model(model, streams, in_bits=True) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
@@ -133,11 +134,11 @@ def fit_rounded(
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         for k, block in enumerate(fit, first):
             yield [(name, _packed(parts[name].load(), name, block)) for name in inside[k]]
 
-    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, steps)
+    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, n_steps)
     yield from saved(files, fitted)
 
 

@@ -21,7 +21,7 @@ OTHER_COMMANDS: Mapping[str, str] = {
     "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
 }
 
-_OF_NARROW = ("layout", "sizes", "keep", "calibrate", "calibration_tokens", "device", "dtype")
+_OF_NARROW = ("layout", "sizes", "keep", "calibrate", "calibration_tokens", "device", "dtype", "effort")
 
 
 def check_layout(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

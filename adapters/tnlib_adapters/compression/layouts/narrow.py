@@ -69,7 +69,7 @@ class NarrowModel:
         sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
         self._narrow = self._with_config(sizes)  # with its own scale of the scores; the tensors are the original ones
         self._sizes = sizes | ({NEURONS: widths.neurons} if neurons else {})
-        self._layers = NarrowedLayers(checkpoint, widths, workspace)
+        self._layers = NarrowedLayers(checkpoint, widths, workspace, request.effort)
         self._tensors = StoredArrays(workspace)
 
     def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
