@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_command
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,7 +26,7 @@ dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 from oracles import refused  # noqa: E402
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.executor import SERIAL, Workers, open_workers  # noqa: E402
 
 from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
@@ -182,8 +182,7 @@ def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
 def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
     arguments = ["compress", str(LLAMA), str(tmp_path / "out"), "--keep", "0.5", "--cluster", "tcp://127.0.0.1:9"]
     with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
-        result = CliRunner().invoke(cli.main, arguments)
-    assert result.exit_code == 2
+        result = run_command(*arguments, status=2)
     assert "Error: compress: cluster must be the address of a Dask scheduler" in result.stderr
     assert "start them by `dask scheduler`" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_command
 from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
@@ -72,7 +72,7 @@ def test_the_command_line_offers_every_method() -> None:
         (option,) = [one for one in command.params if "--method" in one.opts]
         assert tuple(option.type.choices) == tuple(TABLE)
         assert set(METHODS) < set(TABLE)
-        shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
+        shown = " ".join(run_command(command.name, "--help").stdout.split())
         for row in TABLE.values():
             assert f"{row.name} {row.help[0].upper()}{row.help[1:]}." in shown
 

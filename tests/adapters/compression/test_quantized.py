@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_command
 from compressed_folders import digest, few_steps, leave_out_pictures, read_tensors
 from oracles import refused
 from slow_cases import mostly_slow
@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
@@ -290,15 +290,13 @@ def test_the_same_bytes_twice_and_the_source_as_it_was(folders: Any, text: Path,
 
 
 def test_bits_on_the_command_line(folders: Any, text: Path, tmp_path: Path) -> None:
-    arguments = ["compress", str(folders["llama"]), str(tmp_path / "out"), "--bits", "5"]
-    alone = CliRunner().invoke(cli.main, arguments)
-    assert alone.exit_code == 2
+    arguments = ["compress", folders["llama"], tmp_path / "out", "--bits", "5"]
+    alone = run_command(*arguments, status=2)
     assert "compress: bits must come with a text" in alone.output
-    assert CliRunner().invoke(cli.main, [*arguments, "--calibrate", str(text)]).exit_code == 0
+    run_command(*arguments, "--calibrate", text)
     assert 4.5 <= stored_bits(folders["llama"], tmp_path / "out", "attention") <= 5
     assert json.loads((tmp_path / "out" / "tnlib_report.json").read_text())["bits"] == 5
-    both = [*arguments[:2], str(tmp_path / "both"), "--bits", "5", "--keep", "0.6", "--calibrate", str(text)]
-    assert CliRunner().invoke(cli.main, both).exit_code == 0
+    run_command(*arguments[:2], tmp_path / "both", "--bits", "5", "--keep", "0.6", "--calibrate", text)
     report = json.loads((tmp_path / "both" / "tnlib_report.json").read_text())
     assert (report["bits"], report["keep"]) == (5, 0.6)
     assert report["kept"] <= 0.6
