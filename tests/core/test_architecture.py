@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,13 +73,29 @@ def find_modules(roots: dict[str, Path]) -> dict[str, Path]:
     return modules
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file; every test reads them."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache
+def references(path: Path) -> list[ast.AST]:
+    """Imports and strings "module:name" of a file and its stub."""
+    stub = path.with_suffix(".pyi")
+    return [
+        node
+        for node in (*nodes_of(path), *(nodes_of(stub) if stub.exists() else ()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tnlib"))
+    ]
+
+
 def imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """Modules that a file, and its stub, name in imports at any depth and in references "module:name"."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    stub = path.with_suffix(".pyi")
-    texts = [path.read_text(encoding="utf-8"), stub.read_text(encoding="utf-8") if stub.exists() else ""]
-    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    for node in references(path):
+        if isinstance(node, ast.Constant):
             if name not in NAMES_PACKAGES and (found := re.match(r"(tnlib\w*\.[\w.]*)(:\w+|$)", node.value)):
                 yield from {found[1]} & modules.keys()
         elif isinstance(node, ast.Import):
@@ -244,7 +261,7 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
     for name, path in modules.items():
         if name.startswith(allowed) or not name.startswith("tnlib_adapters."):
             continue
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        nodes = nodes_of(path)
         printed = [node.value for node in nodes if isinstance(node, ast.FormattedValue)]
         reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "architecture"]
         if rows & {*ours(name, path, modules)} or any(node not in printed for node in reads):
@@ -259,7 +276,7 @@ def config_readers(modules: dict[str, Path]) -> list[str]:
     for name, path in modules.items():
         if name in allowed or not name.startswith("tnlib_adapters."):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             is_lookup = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
             is_method = isinstance(node, ast.Attribute) and node.attr in ("get", "items", "keys", "pop", "values")
             if isinstance(node, ast.Subscript | ast.Attribute) and (is_lookup or is_method):

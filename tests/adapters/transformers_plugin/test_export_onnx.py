@@ -52,9 +52,8 @@ def load(folder: Path, name: str) -> Any:
     return kind.from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(["bert", "bert_masked", "roberta", "t5_encoder", "t5_encoder_gated"], ["bert"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_of_text_gives_the_hidden_states_of_transformers(name: str, saved: Saved, tmp_path: Path) -> None:
     _, folder = saved(name)
     graph, model = export_onnx(folder, tmp_path / "out"), load(folder, name)

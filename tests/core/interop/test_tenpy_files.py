@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,11 +38,18 @@ def hamiltonian() -> Any:
     return XXZChain({"L": 5, "Jxx": 1.0, "Jz": 0.6, "hz": 0.2, "bc_MPS": "finite"}).H_MPO
 
 
+@pytest.fixture(scope="module")
+def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a state with charges, which is not to be written to."""
+    path = tmp_path_factory.mktemp("tenpy") / "state.h5"
+    hdf5_io.save(train(), str(path))
+    return path
+
+
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    """A file of a state with charges."""
-    hdf5_io.save(train(), str(tmp_path / "state.h5"))
-    return tmp_path / "state.h5"
+def stored(state_file: Path, tmp_path: Path) -> Path:
+    """A copy of that file."""
+    return Path(shutil.copy(state_file, tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.float32, np.complex64])
