@@ -89,7 +89,7 @@ def test_the_model_of_transformers(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"keep": 0.5, "what": "all", "method": "matrix"}], ids=str)
-@pytest.mark.parametrize("name", ["bert", "gpt2_lm", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "gpt2_lm", "llama"], ["gpt2_lm"]))
 def test_a_compressed_folder_is_multiplied_out(
     name: str, options: dict[str, Any], tmp_path: Path, without_pictures: None
 ) -> None:
@@ -226,7 +226,7 @@ def test_every_evaluated_model_reads_a_block_once(
         assert reads_of_blocks(read) == {1}
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "t5_encoder", "gpt2_lm"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "t5_encoder", "gpt2_lm"], ["llama", "t5_encoder"]))
 def test_evaluations_do_not_depend_on_what_is_in_memory(
     name: str, llama: Path, tmp_path: Path, limited: Callable[[int], None]
 ) -> None:
@@ -279,7 +279,7 @@ def test_progress_is_that_of_blocks_and_of_outputs(llama: Path) -> None:
             assert own == [(done, n) for done in range(n + 1)]
 
 
-@pytest.mark.parametrize("method", ["heads", "matrix", "tucker"])
+@pytest.mark.parametrize("method", mostly_slow(["heads", "matrix", "tucker"], ["tucker"]))
 def test_whitened_factors_do_not_depend_on_the_memory(
     method: str, llama: Path, tmp_path: Path, limited: Callable[[int], None], without_pictures: None
 ) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run_command
+from slow_cases import mostly_slow
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -78,7 +79,8 @@ def _after(seconds: float, value: int) -> int:
     return value
 
 
-@pytest.mark.parametrize("method", ["heads", "tucker"])
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("method", mostly_slow(["heads", "tucker"], ["tucker"]))
 def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path) -> None:
     compress(LLAMA, tmp_path / "one", method=method, keep=0.5)
     compress(LLAMA, tmp_path / "two", method=method, keep=0.5, workers=2)

@@ -92,7 +92,7 @@ def assert_same_state(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolera
 CASES = [(model, cls, method) for model, classes in CLASSES.items() for cls in classes for method in METHODS]
 
 
-@pytest.mark.parametrize(("model", "cls", "method"), mostly_slow(CASES, CASES[::2]))
+@pytest.mark.parametrize(("model", "cls", "method"), mostly_slow(CASES, CASES[::4]))
 def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str, method: str, folders: Folders) -> None:
     ours, theirs = load_dense(folders(model, method), cls), load(folders(model, method, "dense"), cls)
     assert type(ours) is type(theirs)
@@ -176,7 +176,7 @@ def test_what_was_not_tied_stays_apart(folders: Folders) -> None:
     assert not torch.equal(loaded.get_output_embeddings().weight, loaded.get_input_embeddings().weight)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, ["heads", "cp"]))
 @pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
 def test_multiplied_out_and_saved_it_is_an_ordinary_model(
     model: str, method: str, folders: Folders, tmp_path: Path
@@ -194,7 +194,7 @@ def test_multiplied_out_and_saved_it_is_an_ordinary_model(
     assert digest(folders(model, method)) == untouched
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, ["heads", "cp"]))
 @pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
 def test_gradients_reach_every_parameter(model: str, method: str, folders: Folders) -> None:
     loaded = load(folders(model, method), "GPT2LMHeadModel" if model == "gpt2_lm" else "BertForMaskedLM").train()
@@ -208,7 +208,7 @@ def test_gradients_reach_every_parameter(model: str, method: str, folders: Folde
     assert any(grad.abs().max() > 0 for grad in attention)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, ["heads", "ttm"]))
 @pytest.mark.parametrize("model", ["bert", "gpt2_lm"])
 def test_loaded_in_half_precision(model: str, method: str, folders: Folders) -> None:
     cls = CLASSES[model][1]

@@ -13,6 +13,7 @@ import tnlib_adapters
 from checkpoint_folders import builtin_copy
 from command_line import run_command
 from compressed_folders import digest
+from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, open_checkpoint, plan
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.request import Request
@@ -81,7 +82,7 @@ def test_plain_methods_need_no_text(method: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"bits": 4}, {"keep": 0.5, "method": "matrix"}], ids=str)
-@pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "gpt2"], ["llama"]))
 def test_a_text_is_counted_and_a_block_is_timed(folders: Any, text: Path, name: str, options: dict[str, Any]) -> None:
     stages: list[str] = []
     run = plan(folders[name], calibrate=text, what="all", **options, progress=lambda stage, _, __: stages.append(stage))

@@ -15,6 +15,7 @@ import oracles
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from physics_states import of_one_charge, operators, trains
+from slow_cases import mostly_slow
 from tenpy.models.xxz_chain import XXZChain
 from tenpy.networks.mps import MPS
 from tenpy.networks.purification_mps import PurificationMPS
@@ -24,7 +25,7 @@ from tnlib_adapters.interop.tenpy import from_tenpy, read, to_tenpy, write
 
 import tnlib
 
-one_folder = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_folder = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def train(dtype: Any = np.float64, form: str = "B") -> Any:
@@ -52,7 +53,7 @@ def stored(state_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(state_file, tmp_path))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128, np.float32, np.complex64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float64, np.complex128, np.float32, np.complex64], [np.complex64]))
 @pytest.mark.parametrize("form", ["A", "B", "C", "G", "Th"])
 def test_a_file_is_read_as_its_object_is(form: str, dtype: Any, tmp_path: Path) -> None:
     state = train(dtype, form)

@@ -90,7 +90,7 @@ def test_gram_matrices_are_never_indefinite_by_more_than_roundoff(
 
 
 # the last one is long enough for blocks
-PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 60_000)]
+PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 30_000)]
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
@@ -111,12 +111,12 @@ def test_projections_and_their_errors(n_threads: int, dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_projections_by_the_kernel(n_threads: int, dtype: type) -> None:
-    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (1030, 5500)):
+    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (520, 5500)):
         a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
         want = e.T @ oracles.wide(a)
         with oracles.unchanged(a, e):
             oracles.assert_close(adjoint_times_by_kernel(e, a), want)
-        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (1030, 5500) by the kernel
+        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (520, 5500) by the kernel
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
