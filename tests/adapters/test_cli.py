@@ -366,14 +366,6 @@ def test_what_is_not_installed_is_named(place: Path) -> None:
     assert not (place / "out").exists()
 
 
-def test_a_prime_width_is_refused_only_where_ttm_was_asked_for(place: Path) -> None:
-    narrow(place / "in")
-    named = run_command("compress", place / "in", place / "out", "--keep", "0.5", "--method", "ttm", status=2)
-    assert_one_sentence(named.stderr, ("61 is prime",))
-    assert not (place / "out").exists()
-    run_command("compress", place / "in", place / "out", "--keep", "0.5", "--method", "matrix")
-
-
 # ------------------------------------------------------------------------------------------------------ light to load
 
 

@@ -105,30 +105,6 @@ def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str,
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", ["bert_masked", "gpt2_lm"])
-def test_weights_and_biases_are_those_of_open_checkpoint(model: str, method: str, folders: Folders) -> None:
-    loaded = load_dense(folders(model, method), CLASSES[model][-1]).base_model
-    checkpoint = open_checkpoint(folders(model, method))
-    for layer in range(checkpoint.n_layers):
-        theirs, attention = checkpoint.projections(layer), _attention(loaded, layer)
-        for name, (weight, bias) in attention.items():
-            np.testing.assert_allclose(weight, theirs.weights[name], atol=2e-6 * np.abs(weight).max())
-            np.testing.assert_allclose(bias, theirs.biases[name], atol=2e-6 * np.abs(bias).max())
-
-
-def _attention(base: Any, layer: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Weights that act on rows, and biases, from the running modules."""
-    if isinstance(base, transformers.BertModel):
-        block = base.encoder.layer[layer].attention
-        modules = {"q": block.self.query, "k": block.self.key, "v": block.self.value, "o": block.output.dense}
-        return {name: (m.weight.detach().numpy().T, m.bias.detach().numpy()) for name, m in modules.items()}
-    block = base.h[layer].attn
-    weights = [*np.split(block.c_attn.weight.detach().numpy(), 3, axis=1), block.c_proj.weight.detach().numpy()]
-    biases = [*np.split(block.c_attn.bias.detach().numpy(), 3), block.c_proj.bias.detach().numpy()]
-    return {name: (w, b) for name, w, b in zip("qkvo", weights, biases, strict=True)}
-
-
 PLAIN = """
 import json, sys
 import torch, transformers

@@ -18,7 +18,6 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
 
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
-N_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tnlib.linalg.gram import (
-    KERNEL_WORK,
     adjoint_times,
     adjoint_times_by_kernel,
     gram,
@@ -20,7 +19,6 @@ from tnlib.linalg.gram import (
     gram_by_kernel,
     project,
     residual_norm,
-    times_adjoint,
     times_adjoint_by_blas,
     times_adjoint_by_kernel,
 )
@@ -52,15 +50,6 @@ def test_gram_matrices(n_threads: int, route: str, dtype: np.dtype) -> None:
         assert g.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
         oracles.assert_close(g, sum_of_products(a), factor=16)
         oracles.assert_close(g, g.conj().T, factor=4)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
-def test_both_sides_of_the_size_from_which_kernels_are_used(n_threads: int, dtype: np.dtype) -> None:
-    for columns in (KERNEL_WORK // 256 - 1, KERNEL_WORK // 256 + 1):
-        a = oracles.normal((1, 16, columns), dtype)
-        want = oracles.wide(a[0]) @ oracles.wide(a[0]).conj().T
-        oracles.assert_close(gram(a), want, factor=256)
-        oracles.assert_close(times_adjoint(a[0], a[0, ::-1]), want[:, ::-1], factor=256)
 
 
 @pytest.mark.parametrize(("route", "dtype"), ROUTES, ids=str)
