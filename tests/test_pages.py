@@ -15,10 +15,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import tnlib_adapters
-from click.testing import CliRunner
+from command_line import run_command
 from html_pages import differ
 from tnlib_adapters import interop
-from tnlib_adapters.cli import main
 
 import tnlib
 
@@ -43,12 +42,8 @@ SLOW = (
 )
 
 
-def test_the_page_on_compression_shows_the_table_that_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    result = CliRunner().invoke(main, ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"])
-    assert result.exit_code == 0, result.output
+def test_the_page_on_compression_shows_the_table_that_is_printed(tmp_path: Path) -> None:
+    result = run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5", columns=100)
     printed = [line.rstrip() for line in result.stdout.splitlines()]
     table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]
     shown = "\n".join(f"    {line}" for line in table)

@@ -43,11 +43,15 @@ Examples:
 """
 
 
+_HELP_OPTIONS = ["-h", "--help"]
+
+
 class _Command(click.Command):
     """A command whose summary is not cut in the list of commands, with lists below its options."""
 
     def __init__(self, *args: Any, lists: Mapping[str, Mapping[str, str]] | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.context_settings["help_option_names"] = _HELP_OPTIONS
         self.lists = lists or {}
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -71,7 +75,7 @@ class _Commands(click.Group):
             return super().main(*args, **options)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXAMPLES)
+@click.group(cls=_Commands, context_settings={"help_option_names": _HELP_OPTIONS}, epilog=_EXAMPLES)
 @click.version_option(package_name="tnlib")
 def main() -> None:
     """Tensor decompositions of transformer checkpoints and arrays: compress, evaluate, inspect, decompose."""

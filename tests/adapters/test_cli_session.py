@@ -18,6 +18,7 @@ from tnlib_adapters import cli, cli_session
 
 COMPRESS = ["compress", "builtin", "--method", "matrix", "--keep", "0.5"]
 FULL = Path("/dev/full")
+pytestmark = pytest.mark.usefixtures("without_pictures")
 on_linux = pytest.mark.skipif(not FULL.exists(), reason="a device that is always full")
 
 
@@ -117,7 +118,6 @@ def test_the_c_locale(tmp_path: Path) -> None:
     assert (out / CONFIG).exists()
 
 
-@pytest.mark.usefixtures("without_pictures")
 def test_narrow_terminals_show_every_cell(tmp_path: Path) -> None:
     arguments = ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"]
     shown = CliRunner().invoke(cli.main, arguments, env={"COLUMNS": "20"}).stdout.splitlines()

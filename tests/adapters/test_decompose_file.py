@@ -7,15 +7,9 @@ from pathlib import Path
 import numpy as np
 import oracles
 import pytest
-from click.testing import CliRunner
-from tnlib_adapters.cli import main
+from command_line import run_command
 
 import tnlib
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(main, [str(a) for a in arguments])
-    return done.exit_code, done.output
 
 
 @pytest.mark.parametrize("kind", ["tt", "tucker", "svd", "cp"])
@@ -24,16 +18,11 @@ def test_files_of_numpy(kind: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     out = tmp_path / "out.safetensors"
     limit = ("--rank", 2) if kind == "cp" else ("--rtol", 1e-6)
-    status, text = run("decompose", tmp_path / "x.npy", out, "--format", kind, *limit, "--memory", "400K")
-    assert status == 0, text
-    assert "certified" in text
+    command = ("decompose", tmp_path / "x.npy", out, "--format", kind, *limit)
+    assert "certified" in run_command(*command, "--memory", "400K").output
     assert oracles.true_error(x, tnlib.load(out)) <= 1e-6
-    status, text = run("info", out)
-    assert status == 0
-    assert "ranks" in text
-    status, text = run("decompose", tmp_path / "x.npy", out, "--format", kind, *limit)
-    assert status == 2
-    assert "--force" in text
+    assert "ranks" in run_command("info", out).output
+    assert "--force" in run_command(*command, status=2).output
 
 
 def test_files_of_hdf5_and_zarr(tmp_path: Path) -> None:
@@ -44,12 +33,10 @@ def test_files_of_hdf5_and_zarr(tmp_path: Path) -> None:
     zarr.create_array(str(tmp_path / "x.zarr"), shape=x.shape, chunks=(10, 10, 10), dtype="f8")[...] = x
     for k, name in enumerate((f"{tmp_path / 'x.h5'}:/a/b", tmp_path / "x.zarr")):
         out = tmp_path / f"{k}.safetensors"
-        assert run("decompose", name, out, "--rtol", 1e-6, "--memory", "400K")[0] == 0
+        run_command("decompose", name, out, "--rtol", 1e-6, "--memory", "400K")
         assert oracles.true_error(x, tnlib.load(out)) <= 1e-6
-        assert "20 x 30 x 40" in run("info", name)[1]
-    status, text = run("decompose", tmp_path / "x.h5", tmp_path / "new")
-    assert status == 2
-    assert "/a/b" in text
+        assert "20 x 30 x 40" in run_command("info", name).output
+    assert "/a/b" in run_command("decompose", tmp_path / "x.h5", tmp_path / "new", status=2).output
     assert not (tmp_path / "new").exists()
 
 
@@ -60,8 +47,7 @@ def test_files_that_are_none(content: bytes | None, tmp_path: Path) -> None:
         if content is not None:
             path.write_bytes(content)
         for command in (("info", path), ("decompose", path, tmp_path / "out")):
-            status, text = run(*command)
-            assert status == 2
+            text = run_command(*command, status=2).output
             assert text.startswith("Error: ")
             assert "Traceback" not in text
     assert not (tmp_path / "out").exists()

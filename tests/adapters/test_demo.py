@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from tnlib_adapters import builtin_path, cli, open_checkpoint
+from command_line import run_command
+from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.demo import Demo, SizeAndLoss, original, rounded, story, verdict
 from tnlib_adapters.inspection.inspect import Finding
 
@@ -62,16 +62,14 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
 
 def test_a_folder_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("kept")
-    result = CliRunner().invoke(cli.main, ["demo", "--out", str(tmp_path)])
-    assert result.exit_code == 2
+    run_command("demo", "--out", tmp_path, status=2)
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
 
 
 @pytest.mark.slow
 def test_the_demo_writes_a_model_that_beats_rounding_at_its_size(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    result = CliRunner().invoke(cli.main, ["demo", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    result = run_command("demo", "--out", out)
     opened = re.findall(rf"{re.escape(str(out))}/(\S+)", result.stdout)
     assert opened == ["loss_against_size.png", "inside/inspect.html", "smaller/tnlib_report.html"]
     assert all((out / name).stat().st_size > 10_000 for name in opened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,13 +73,29 @@ def find_modules(roots: dict[str, Path]) -> dict[str, Path]:
     return modules
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file; every test reads them."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@functools.cache
+def references(path: Path) -> list[ast.AST]:
+    """Imports and strings "module:name" of a file and its stub."""
+    stub = path.with_suffix(".pyi")
+    return [
+        node
+        for node in (*nodes_of(path), *(nodes_of(stub) if stub.exists() else ()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tnlib"))
+    ]
+
+
 def imported(name: str, path: Path, modules: dict[str, Path]) -> Iterator[str]:
     """Modules that a file, and its stub, name in imports at any depth and in references "module:name"."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    stub = path.with_suffix(".pyi")
-    texts = [path.read_text(encoding="utf-8"), stub.read_text(encoding="utf-8") if stub.exists() else ""]
-    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+    for node in references(path):
+        if isinstance(node, ast.Constant):
             if name not in NAMES_PACKAGES and (found := re.match(r"(tnlib\w*\.[\w.]*)(:\w+|$)", node.value)):
                 yield from {found[1]} & modules.keys()
         elif isinstance(node, ast.Import):
@@ -244,7 +261,7 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
     for name, path in modules.items():
         if name.startswith(allowed) or not name.startswith("tnlib_adapters."):
             continue
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        nodes = nodes_of(path)
         printed = [node.value for node in nodes if isinstance(node, ast.FormattedValue)]
         reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "architecture"]
         if rows & {*ours(name, path, modules)} or any(node not in printed for node in reads):
@@ -259,7 +276,7 @@ def config_readers(modules: dict[str, Path]) -> list[str]:
     for name, path in modules.items():
         if name in allowed or not name.startswith("tnlib_adapters."):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             is_lookup = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
             is_method = isinstance(node, ast.Attribute) and node.attr in ("get", "items", "keys", "pop", "values")
             if isinstance(node, ast.Subscript | ast.Attribute) and (is_lookup or is_method):
@@ -299,14 +316,18 @@ BAD = {
 }
 
 
+def write_files(root: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
     where, text, want = BAD[case]
     empty = ["tnlib/formats/__init__.py", "tnlib/formats/cp.py", "tnlib/linalg/bad.py"]
-    for name, content in [*((name, "") for name in empty if name != where), (where, text)]:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+    write_files(tmp_path, dict.fromkeys(empty, "") | {where: text})
     assert want in upward(find_modules({"tnlib": tmp_path, "tnlib_adapters": tmp_path / "adapters"}))
 
 
@@ -317,10 +338,7 @@ def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
         "circuits/attribute": "def f(checkpoint):\n    row = checkpoint.architecture\n    return row.stored",
         "circuits/message": "def f(weights):\n    return f'a {weights.architecture}'",
     }
-    for name, text in texts.items():
-        file = tmp_path / "tnlib_adapters" / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    write_files(tmp_path / "tnlib_adapters", {f"{name}.py": text for name, text in texts.items()})
     readers = row_readers(find_modules({"tnlib_adapters": tmp_path}))
     assert readers == ["tnlib_adapters.circuits.attribute", "tnlib_adapters.circuits.import_of_the_table"]
 
@@ -333,22 +351,14 @@ def test_a_module_that_reads_a_config_is_found(tmp_path: Path) -> None:
         "write": "def f(config, a):\n    config['a'] = a\n    return {**config}",
         "settings": "def f(settings):\n    return settings['a']",
     }
-    (tmp_path / "tnlib_adapters/circuits").mkdir(parents=True)
-    for name, text in texts.items():
-        (tmp_path / f"tnlib_adapters/circuits/{name}.py").write_text(text)
+    write_files(tmp_path / "tnlib_adapters/circuits", {f"{name}.py": text for name, text in texts.items()})
     readers = config_readers(find_modules({"tnlib_adapters": tmp_path}))
     assert readers == [f"tnlib_adapters.circuits.{name}" for name in ("get", "lookup", "module")]
 
 
 def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
-    for name, text in (
-        ("a", "def f():\n    from tnlib.linalg import b"),
-        ("b", "import tnlib.linalg.a"),
-        ("c", "import tnlib"),
-    ):
-        file = tmp_path / "tnlib" / "linalg" / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    texts = {"a": "def f():\n    from tnlib.linalg import b", "b": "import tnlib.linalg.a", "c": "import tnlib"}
+    write_files(tmp_path / "tnlib/linalg", {f"{name}.py": text for name, text in texts.items()})
     modules = find_modules({"tnlib": tmp_path})
     assert sorted(set(find_cycle(import_graph(modules)))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
     assert roots_imported(modules) == ["tnlib.linalg.c imports tnlib"]
@@ -367,10 +377,7 @@ def test_a_cycle_of_folders_is_found(tmp_path: Path) -> None:
         "linalg/d/__init__": "",
         "linalg/d/e": "",
     }
-    for name, text in texts.items():
-        file = tmp_path / "tnlib" / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    write_files(tmp_path / "tnlib", {f"{name}.py": text for name, text in texts.items()})
     modules = find_modules({"tnlib": tmp_path})
     assert find_cycle(import_graph(modules)) == []
     assert sorted(set(find_cycle(folder_graph(modules, "tnlib.linalg")))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
@@ -384,10 +391,6 @@ def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:
         **dict.fromkeys(["c", "ops/a", "ops/b", "ops/c"], ""),
     }
     files = {f"{name}.py": text for name, text in texts.items()}
-    for name, text in (
-        files | {"ops/__init__.pyi": "from . import c as c\nfrom .a import a\nfrom .d import b"}
-    ).items():
-        file = tmp_path / "tnlib" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    files["ops/__init__.pyi"] = "from . import c as c\nfrom .a import a\nfrom .d import b"
+    write_files(tmp_path / "tnlib", files)
     assert hidden(find_modules({"tnlib": tmp_path})) == ["tnlib.c", "tnlib.ops.a", "tnlib.ops.b"]

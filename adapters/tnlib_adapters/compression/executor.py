@@ -72,7 +72,13 @@ def open_workers(cluster: str | None, n_workers: int | None) -> Iterator[Workers
     elif n_workers is not None:
         spawned = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(n_workers, mp_context=spawned, initializer=_use_one_thread) as pool:
-            yield Workers(pool, 2 * n_workers)
+            try:
+                yield Workers(pool, 2 * n_workers)
+            except ClusterError:
+                # The pool ends its other processes, but not one that was being started: it would wait for it forever.
+                for process in list((pool._processes or {}).values()):
+                    process.kill()
+                raise
     else:
         yield SERIAL
 

@@ -18,13 +18,12 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.activation_statistics.statistics import collect, collect_reads  # noqa: E402
+from tnlib_adapters.compression.activation_statistics.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
 from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import round_weights  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
-from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
@@ -89,7 +88,7 @@ def test_the_model_of_transformers(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"keep": 0.5, "what": "all", "method": "matrix"}], ids=str)
-@pytest.mark.parametrize("name", ["bert", "gpt2_lm", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "gpt2_lm", "llama"], ["gpt2_lm"]))
 def test_a_compressed_folder_is_multiplied_out(
     name: str, options: dict[str, Any], tmp_path: Path, without_pictures: None
 ) -> None:
@@ -117,20 +116,6 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
     for one, other in ((found[0].reads, found[1].reads), (found[0].slopes, found[1].slopes)):
         for key, values in one.items():
             np.testing.assert_array_equal(other[key], values)
-
-
-@pytest.mark.usefixtures("one_block_in_memory")
-def test_a_change_is_made_whenever_a_block_is_loaded(saved: Callable[[str], tuple[Any, Path]], tmp_path: Path) -> None:
-    folder = save_with_tokenizer(saved("gpt2_lm")[0], tmp_path)
-    model = open_running(folder)
-    silent = model.changed(lambda k, values: {n: 0 * v if k >= 0 else v for n, v in values.items()})
-    batch = some_batch()
-    for _ in range(2):  # blocks are loaded again
-        with torch.no_grad():
-            x, _ = Frame(silent).enter(batch)
-            assert torch.equal(Frame(silent).leave(x, batch), silent(batch))
-    assert evaluate_running(model, model, made_up_text(20)).error == 0
-    assert evaluate_running(model, silent, made_up_text(20)).error > 0
 
 
 @pytest.mark.usefixtures("one_block_in_memory")
@@ -226,7 +211,7 @@ def test_every_evaluated_model_reads_a_block_once(
         assert reads_of_blocks(read) == {1}
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "t5_encoder", "gpt2_lm"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "t5_encoder", "gpt2_lm"], ["llama", "t5_encoder"]))
 def test_evaluations_do_not_depend_on_what_is_in_memory(
     name: str, llama: Path, tmp_path: Path, limited: Callable[[int], None]
 ) -> None:
@@ -267,19 +252,7 @@ def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: 
     assert found.measures() == pytest.approx(wanted, rel=1e-4)  # logits are in single precision
 
 
-def test_progress_is_that_of_blocks_and_of_outputs(llama: Path) -> None:
-    steps: list[tuple[str, int, int]] = []
-    model = open_running(llama)
-    reference, n_batches = Reference(model, TEXT), len(model.batches(TEXT))
-    for stages in (("original", "compressed", "comparing"), ("compressed", "comparing")):  # the original runs once
-        steps.clear()
-        reference.compare(model, lambda *step: steps.append(step))
-        for stage, n in zip(stages, (*(N_LAYERS * n_batches for _ in stages[1:]), n_batches), strict=True):
-            own = [step[1:] for step in steps if stage in step[0]]
-            assert own == [(done, n) for done in range(n + 1)]
-
-
-@pytest.mark.parametrize("method", ["heads", "matrix", "tucker"])
+@pytest.mark.parametrize("method", mostly_slow(["heads", "matrix", "tucker"], ["tucker"]))
 def test_whitened_factors_do_not_depend_on_the_memory(
     method: str, llama: Path, tmp_path: Path, limited: Callable[[int], None], without_pictures: None
 ) -> None:
@@ -298,22 +271,6 @@ def test_whitened_factors_do_not_depend_on_the_memory(
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out0", f"out{2**29}"}
 
 
-def test_moments_lie_in_files_of_the_workspace(llama: Path, tmp_path: Path) -> None:
-    model = open_running(llama)
-    names = names_of(open_checkpoint(llama), "all", with_text=True)
-    places, batches = find_places(model, names), model.batches(TEXT)
-    in_memory = collect_reads(model, places, batches)
-    in_files = collect_reads(model, places, batches, workspace=Workspace(0, lambda: tmp_path))
-    assert len(list(tmp_path.iterdir())) == N_LAYERS + 1
-    assert list(in_memory) == list(in_files)
-    for key, values in in_memory.items():
-        np.testing.assert_array_equal(in_files[key], values, strict=True)
-        assert in_memory[key] is values
-        assert in_files[key] is not in_files[key]
-    del in_files
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["bert", "gptj", "mixtral"])
 def test_the_reference_reads_a_block_when_it_runs(name: str, folders: Any, read: Counter[str]) -> None:
     checkpoint = open_checkpoint(folders[name])
@@ -330,27 +287,6 @@ def test_the_reference_reads_a_block_when_it_runs(name: str, folders: Any, read:
     for one, other in zip(found.patterns, wanted.patterns, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(found.hidden, wanted.hidden)
-
-
-def test_arrays_stay_in_memory_without_a_folder() -> None:
-    arrays = StoredArrays(Workspace(0))
-    arrays.add({"a": np.ones(3)})
-    arrays.add({"b": np.zeros(2)})
-    assert (list(arrays), len(arrays), arrays["a"].sum()) == (["a", "b"], 2, 3)
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_changes_apply_one_after_the_other(limit: int, llama: Path, limited: Callable[[int], None]) -> None:
-    limited(limit)
-
-    def times(factor: float) -> Callable[[int, Any], Any]:
-        return lambda k, values: {name: factor * value if k >= 0 else value for name, value in values.items()}
-
-    model = open_running(llama)
-    batch = model.batches(TEXT)[0]
-    with torch.no_grad():
-        both, one = (changed(batch) for changed in (model.changed(times(2)).changed(times(4)), model.changed(times(8))))
-    assert torch.equal(both, one)
 
 
 def test_a_large_model_shares_its_tables_with_changed_ones(llama: Path, limited: Callable[[int], None]) -> None:

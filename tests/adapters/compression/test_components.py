@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from tnlib_adapters.compression.methods.components import (
     components,
     components_in_single_precision,
-    components_on_device,
-    triangular_root,
 )
 
 
@@ -72,24 +70,6 @@ def test_the_scale_of_moments_is_of_no_account(scale):
     np.testing.assert_allclose(one.left[:, :2] @ one.right[:2], other.left[:, :2] @ other.right[:2], rtol=1e-6)
 
 
-def test_weighed_components_are_the_same_in_another_order():
-    rng = np.random.default_rng(0)
-    found = components(rng.standard_normal((5, 4)))
-    again = found.weighed(np.array([1.0, 4.0, 2.0, 3.0]))
-    np.testing.assert_array_equal(again.losses, [4.0, 3.0, 2.0, 1.0])
-    np.testing.assert_allclose(again.left @ again.right, found.left @ found.right, atol=1e-12)
-    np.testing.assert_array_equal(again.left[:, 0], found.left[:, 1])
-    np.testing.assert_array_equal(again.lost, [10.0, 6.0, 3.0, 1.0, 0.0])
-
-
-def test_roots_of_singular_moments_are_raised_by_little():
-    x = np.random.default_rng(0).standard_normal((3, 6))
-    root, inverse = triangular_root(x.T @ x)
-    np.testing.assert_allclose(root @ inverse, np.eye(6), atol=1e-4)
-    c = x.T @ x / (np.trace(x.T @ x) / 6)
-    assert np.linalg.norm(root.T @ root - c) <= 1e-5
-
-
 def moments_of(rng: np.random.Generator, n: int, rank: int, scale: float) -> np.ndarray:
     x = scale * rng.standard_normal((rank, n)) * 10.0 ** -np.linspace(0, 2, n)
     return (x.T @ x).astype(np.float32)
@@ -121,15 +101,3 @@ def test_every_rank_loses_what_it_loses_in_double_precision(m, n, seed, scale, s
         assert error(found, rank) <= error(exact, rank) + 1e-3 * error(exact, 0)
     np.testing.assert_allclose(found.losses, exact.losses, atol=1e-4)
     assert np.all(np.diff(found.losses) <= 0)
-
-
-@pytest.mark.slow
-def test_only_large_weights_are_decomposed_in_single_precision():
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(1)
-    for shape, is_exact in (((24, 16), True), ((4096, 1024), False)):
-        weight = rng.standard_normal(shape).astype(np.float32)
-        given = weight, *(moments_of(rng, k, 60, 1.0) for k in shape)
-        found = components_on_device(*given, torch.device("cpu"))
-        np.testing.assert_allclose(found.left @ found.right, weight, atol=1e-2)
-        assert np.array_equal(found.left, components(*given).left) == is_exact

@@ -14,13 +14,8 @@ import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
 from compressed_folders import (
-    attention_tensors,
     digest,
     leave_out_page,
-    metadata,
-    n_attention,
-    read_config,
-    read_tensors,
     relative,
 )
 from oracles import refused
@@ -31,7 +26,7 @@ from tnlib_adapters.reference.model import loss, run
 
 from tnlib import ArgumentError
 
-MODELS = ["builtin", "bert", "gpt2_lm"]
+MODELS = mostly_slow(["builtin", "bert", "gpt2_lm"], ["builtin", "gpt2_lm"])
 METHODS = ["heads", "matrix", "ttm", "tucker", "cp"]
 LAYOUTS = ["factored", "dense"]
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
@@ -83,10 +78,6 @@ def written_report(out: Path) -> dict[str, Any]:
     return json.loads((out / REPORT).read_text())
 
 
-def beside(out: Path) -> set[str]:
-    return {path.name for path in out.parent.iterdir()}
-
-
 def operators(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Each head's QK and OV operator, and its layer's output bias."""
     checkpoint = open_checkpoint(folder)
@@ -104,23 +95,6 @@ def hidden(folder: Path) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------- what is promised
-
-
-@pytest.mark.parametrize("keep", mostly_slow([1.0, 0.7, 0.5], [0.5]))
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
-def test_keep_counts_every_number_that_is_stored(
-    model: str, method: str, keep: float, compressed: Compressed, sources: Callable[[str], Path]
-) -> None:
-    out, source = compressed(model, keep, method), sources(model)
-    before, after, report = n_attention(source), n_attention(out), written_report(out)
-    assert keep - 0.1 < report["keep"] <= keep
-    keep = report["keep"]
-    assert (keep - 0.01) * before <= after <= keep * before
-    assert (report["n_before"], report["n_after"]) == (before, after)
-    assert report["kept"] == after / before
-    assert sum(layer["n_before"] for layer in report["layers"]) == before
-    assert sum(layer["n_after"] for layer in report["layers"]) == after
 
 
 @pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, ["factored"]))
@@ -148,43 +122,6 @@ def test_both_layouts_hold_the_same_attention(model: str, method: str, compresse
         assert ours["qk_error"] == pytest.approx(theirs["qk_error"], abs=1e-5)
         assert ours["ov_error"] == pytest.approx(theirs["ov_error"], abs=1e-5)
     assert [report["layout"] for report in reports] == LAYOUTS
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_dense_folder_has_the_names_and_shapes_it_came_with(
-    model: str, method: str, compressed: Compressed, sources: Callable[[str], Path]
-) -> None:
-    old, new = read_tensors(sources(model)), read_tensors(compressed(model, 0.5, method, "dense"))
-    assert {n: (s.dtype, s.values.shape) for n, s in old.items()} == {
-        n: (s.dtype, s.values.shape) for n, s in new.items()
-    }
-    assert read_config(sources(model)) == read_config(compressed(model, 0.5, method, "dense"))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
-def test_nothing_but_attention_changes(
-    model: str, method: str, layout: str, compressed: Compressed, sources: Callable[[str], Path]
-) -> None:
-    source, out = sources(model), compressed(model, 0.5, method, layout)
-    old, new = read_tensors(source), read_tensors(out)
-    others = old.keys() - attention_tensors(source).keys()
-    assert others == new.keys() - attention_tensors(out).keys()
-    for name in others:
-        assert old[name].dtype == new[name].dtype
-        np.testing.assert_array_equal(old[name].values, new[name].values)
-    assert metadata(out / "model.safetensors") == metadata(source / "model.safetensors")
-    rewritten = {"model.safetensors", "config.json", "README.md"}
-    for name, content in digest(source).items():
-        assert name in rewritten or digest(out)[name] == content
-    assert digest(out).keys() == digest(source).keys() | {REPORT, PAGE, "README.md"}
-    card = source / "README.md"
-    assert not card.exists() or (out / "README.md").read_bytes().endswith(card.read_bytes()[-20:])
-    config = read_config(out)
-    config.pop("quantization_config", None)
-    assert config == read_config(source)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -243,26 +180,11 @@ def test_zero_weights_are_compressed_too(tmp_path: Path) -> None:
 
 
 def test_the_same_twice(tmp_path: Path, compressed: Compressed) -> None:
-    for method in METHODS:
+    for method in ("heads", "ttm"):
         compress(builtin_path(), tmp_path / method, keep=0.5, method=method)
         made = compressed("builtin", 0.5, method)
         for name in ("model.safetensors", "config.json"):
             assert (tmp_path / method / name).read_bytes() == (made / name).read_bytes()
-
-
-def test_progress_reaches_its_end(tmp_path: Path) -> None:
-    seen: dict[str, list[tuple[int, int]]] = {}
-    compress(
-        builtin_path(),
-        tmp_path / "out",
-        keep=0.5,
-        progress=lambda s, n, total: seen.setdefault(s, []).append((n, total)),
-    )
-    assert len(seen) >= 3
-    for stage, steps in seen.items():
-        assert steps == sorted(steps), stage
-        assert steps[-1][0] == steps[-1][1] > 0, stage
-        assert len({total for _, total in steps}) == 1, stage
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_command
+from slow_cases import mostly_slow
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,7 +27,7 @@ dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 from oracles import refused  # noqa: E402
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.executor import SERIAL, Workers, open_workers  # noqa: E402
 
 from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
@@ -78,7 +79,8 @@ def _after(seconds: float, value: int) -> int:
     return value
 
 
-@pytest.mark.parametrize("method", ["heads", "tucker"])
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("method", mostly_slow(["heads", "tucker"], ["tucker"]))
 def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path) -> None:
     compress(LLAMA, tmp_path / "one", method=method, keep=0.5)
     compress(LLAMA, tmp_path / "two", method=method, keep=0.5, workers=2)
@@ -182,8 +184,7 @@ def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
 def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
     arguments = ["compress", str(LLAMA), str(tmp_path / "out"), "--keep", "0.5", "--cluster", "tcp://127.0.0.1:9"]
     with dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}):
-        result = CliRunner().invoke(cli.main, arguments)
-    assert result.exit_code == 2
+        result = run_command(*arguments, status=2)
     assert "Error: compress: cluster must be the address of a Dask scheduler" in result.stderr
     assert "start them by `dask scheduler`" in result.stderr
     assert not list(tmp_path.iterdir())

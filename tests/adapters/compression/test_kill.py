@@ -61,7 +61,7 @@ def assert_complete(out: Path, whole: dict[str, str]) -> None:
     assert all(np.isfinite(checkpoint.projections(layer).weights["q"]).all() for layer in range(2))
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize("force", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize("kind", mostly_slow(["full disk", "keyboard"], ["full disk"]))
 @pytest.mark.usefixtures("without_pictures")

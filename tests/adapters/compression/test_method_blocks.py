@@ -70,51 +70,6 @@ def test_factors_have_the_dtype_of_the_weights_at_every_option(method: str, dtyp
         assert {a.dtype for piece in found.matrices(choice) for a in piece.arrays.values()} == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("method", ["matrix", "ttm", "tucker", "cp"])
-def test_the_last_option_is_the_weights_themselves(method: str) -> None:
-    some = projections()
-    found = factorise_layer(METHODS[method], some, SIZES)
-    for name, weight in expand(found.matrices([len(curve.costs) - 1 for curve in found.curves]), SIZES).weights.items():
-        np.testing.assert_array_equal(weight, some.weights[name])
-
-
-def test_heads_that_vanish() -> None:
-    some = projections()
-    pieces = factorise_layer(METHODS["heads"], some, SIZES).matrices([0, 2, 0, 0, 0, 0])
-    found = expand(pieces, SIZES)
-    qk, ov = dense(Projections({**some.weights, **found.weights}, {**some.biases, **found.biases})).operators()
-    assert [bool(operator.any()) for operator in qk] == [False, True, False]
-    assert not any(operator.any() for operator in ov)
-    by_name = {piece.of: piece for piece in pieces}
-    assert by_name["vo"].arrays["left"].shape == (D + 1, 0)
-    assert by_name["vo"].arrays["right"].shape == (0, D)
-    assert by_name["vo"].n_parameters == 0
-
-
-def test_a_head_is_truncated_alike_alone_and_among_others() -> None:
-    some = projections()
-    found = factorise_layer(METHODS["heads"], some, SIZES)
-    alone = true_errors("heads", some, found.matrices([2, 0, 0, 0, 0, 0]))
-    among = true_errors("heads", some, found.matrices([2, 3, 4, 1, 2, 3]))
-    assert alone[0] == pytest.approx(among[0], abs=1e-13)
-    assert 0 < alone[0] < 1
-
-
-@each_method
-def test_zero_weights_come_back_as_zeros(method: str) -> None:
-    zeros, none = np.zeros((D, D), np.float32), np.zeros(D, np.float32)
-    found = factorise_layer(
-        METHODS[method], Projections(dict.fromkeys(NAMES, zeros), dict.fromkeys(NAMES, none)), SIZES
-    )
-    for choice in ([0] * len(found.curves), [len(curve.costs) - 1 for curve in found.curves]):
-        pieces = found.matrices(choice)
-        assert sum(p.n_parameters for p in pieces) == sum(
-            int(curve.costs[k]) for k, curve in zip(choice, found.curves, strict=True)
-        )
-        for weight in expand(pieces, SIZES).weights.values():
-            np.testing.assert_array_equal(weight, 0)
-
-
 @pytest.mark.parametrize("method", ["heads", "matrix", "ttm", "tucker"])
 def test_what_is_zero_errs_nowhere(method: str) -> None:
     """So that no block that needs nothing is given numbers which another one needs."""

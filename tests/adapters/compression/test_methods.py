@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import run_command
 from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
@@ -72,7 +72,7 @@ def test_the_command_line_offers_every_method() -> None:
         (option,) = [one for one in command.params if "--method" in one.opts]
         assert tuple(option.type.choices) == tuple(TABLE)
         assert set(METHODS) < set(TABLE)
-        shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
+        shown = " ".join(run_command(command.name, "--help").stdout.split())
         for row in TABLE.values():
             assert f"{row.name} {row.help[0].upper()}{row.help[1:]}." in shown
 
@@ -176,25 +176,6 @@ def test_every_rank_of_a_head_reaches_the_tail_of_its_singular_values(biases: st
             assert curve.errors[rank] == pytest.approx(tail(s, rank) ** 2, rel=1e-9, abs=1e-14)
 
 
-def test_no_random_operator_of_that_rank_does_better() -> None:
-    """Among 300 of every rank: some drawn, some close to the truncation itself."""
-    before, rng = layer(seed=4), np.random.default_rng(0)
-    found = Heads(before, SIZES)
-    wanted = blocks("heads", dense(before))
-    for rank in range(1, DH):
-        got = blocks("heads", multiplied_out(found.matrices([rank] * len(wanted)), before))
-        for operator, truncated in zip(wanted, got, strict=True):
-            assert np.linalg.matrix_rank(truncated, rtol=1e-9) == rank
-            ours = relative(operator, truncated)
-            u, s, vh = np.linalg.svd(truncated)
-            for step in 10.0 ** rng.uniform(-6, 1, size=50):
-                left = u[:, :rank] * s[:rank] + step * rng.standard_normal((len(u), rank))
-                right = vh[:rank] + step * rng.standard_normal((rank, len(vh)))
-                best_left = operator @ np.linalg.pinv(right)  # the best there is for these rows
-                assert relative(operator, left @ right) >= ours
-                assert relative(operator, best_left @ right) >= ours * (1 - 1e-12)
-
-
 def test_ranks_are_each_heads_own() -> None:
     before = layer()
     found = Heads(before, SIZES)
@@ -203,12 +184,6 @@ def test_ranks_are_each_heads_own() -> None:
     assert (vo.of, vo.ranks) == ("vo", (2, 3, 0))
     assert qk.arrays["left"].shape == (D + 1, 5)
     assert vo.arrays["right"].shape == (5, D)
-
-
-def test_both_sides_of_a_truncated_head_have_one_size() -> None:
-    for piece in Heads(layer(np.float32), SIZES).matrices([2] * 6):
-        left, right = (piece.arrays[part].astype(float) for part in ("left", "right"))
-        np.testing.assert_allclose(np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1), rtol=1e-5)
 
 
 def test_a_bias_on_one_side_only() -> None:
@@ -257,13 +232,6 @@ def test_a_kronecker_product_is_one_term() -> None:
     after = multiplied_out(found.matrices([0] * 4), before)
     for weight in after.weights.values():
         assert relative(np.kron(a, b), weight) < 1e-14
-
-
-@pytest.mark.parametrize(
-    ("n", "wanted"), [(1, (1, 1)), (2, (1, 2)), (12, (3, 4)), (36, (6, 6)), (64, (8, 8)), (97, (1, 97))]
-)
-def test_split_evenly(n: int, wanted: tuple[int, int]) -> None:
-    assert split_evenly(n) == wanted
 
 
 def test_only_prime_widths_are_refused() -> None:

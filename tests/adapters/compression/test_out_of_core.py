@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import change_tensors, random_folder
 from oracles import refused
+from slow_cases import mostly_slow
 
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -49,7 +50,7 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize("bits", mostly_slow([None, 4, 8], [None, 4]))
 def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bits: int | None) -> None:
     checkpoint = open_checkpoint(builtin_path())
     plans = []

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import builtin_copy
-from click.testing import CliRunner, Result
+from command_line import run_command
 from compressed_folders import digest
+from oracles import assert_one_sentence
 from tnlib_adapters import compress, open_checkpoint
-from tnlib_adapters.cli import main
 
 WRITTEN = {"README.md", "config.json", "model.safetensors", "tnlib_report.html", "tnlib_report.json"}
 
@@ -33,20 +33,6 @@ def place(tmp_path: Path) -> Path:
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
-def call(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "120"}).invoke(main, [str(a) for a in arguments])
-
-
-def assert_one_sentence(got: Result, *words: str) -> None:
-    assert got.exit_code == 2, got.output
-    assert "Traceback" not in got.output
-    said = [line for line in got.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(said) == 1, got.output
-    assert got.stderr.rstrip().endswith(said[0])
-    for word in words:
-        assert word in said[0]
-
-
 def link(path: Path, to: Path) -> Path:
     path.symlink_to(to)
     return path
@@ -54,8 +40,7 @@ def link(path: Path, to: Path) -> Path:
 
 def test_spaces_brackets_and_slashes(tmp_path: Path, place: Path) -> None:
     source = builtin_copy(tmp_path / "my [bold]model[/bold] é")
-    got = call("compress", f"{source}/", f"{place}/out [red] here/", "--keep", "0.5")
-    assert got.exit_code == 0, got.output
+    got = run_command("compress", f"{source}/", f"{place}/out [red] here/", "--keep", "0.5")
     out = place / "out [red] here"
     assert open_checkpoint(out).n_layers == 2
     assert out.name in got.stdout
@@ -64,14 +49,15 @@ def test_spaces_brackets_and_slashes(tmp_path: Path, place: Path) -> None:
 
 def test_relative_paths(source: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    assert call("compress", "../in", "out", "--keep", "0.5").exit_code == 0
+    run_command("compress", "../in", "out", "--keep", "0.5")
     assert open_checkpoint(place / "out").n_layers == 2
     assert [path.name for path in place.iterdir()] == ["out"]
     monkeypatch.chdir(source)
-    assert call("compress", ".", "../place/two", "--keep", "0.5").exit_code == 0
-    assert_one_sentence(call("compress", ".", "out", "--keep", "0.5"), "outside IN")
+    run_command("compress", ".", "../place/two", "--keep", "0.5")
+    assert_one_sentence(run_command("compress", ".", "out", "--keep", "0.5", status=2).stderr, ("outside IN",))
     monkeypatch.chdir(place / "out")
-    assert_one_sentence(call("compress", "../../in", ".", "--keep", "0.5", "--force"), "current folder")
+    refusal = run_command("compress", "../../in", ".", "--keep", "0.5", "--force", status=2)
+    assert_one_sentence(refusal.stderr, ("current folder",))
     assert {path.name for path in (place / "out").iterdir()} == WRITTEN
 
 
@@ -85,7 +71,7 @@ def test_a_folder_and_files_behind_links(source: Path, place: Path, tmp_path: Pa
     untouched = digest(source), digest(hub)
     for number, one in enumerate((link(tmp_path / "link", source), hub)):
         out = place / str(number)
-        assert call("compress", one, out, "--keep", "0.5").exit_code == 0
+        run_command("compress", one, out, "--keep", "0.5")
         assert not any(path.is_symlink() for path in out.rglob("*"))
         assert {path.name for path in out.iterdir()} == WRITTEN
     assert (digest(source), digest(hub)) == untouched
@@ -96,9 +82,9 @@ def test_a_folder_that_may_only_be_read(source: Path, place: Path) -> None:
     for path in [*source.iterdir(), source]:
         path.chmod(path.stat().st_mode & ~writable)
     try:
-        assert call("compress", source, place / "out", "--keep", "0.5").exit_code == 0
+        run_command("compress", source, place / "out", "--keep", "0.5")
         assert all(path.stat().st_mode & stat.S_IWUSR for path in [place / "out", *(place / "out").iterdir()])
-        assert call("compress", source, place / "out", "--keep", "0.4", "--force").exit_code == 0
+        run_command("compress", source, place / "out", "--keep", "0.4", "--force")
     finally:
         for path in [source, *source.iterdir()]:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
@@ -118,14 +104,14 @@ def test_targets_behind_links(case: str, force: bool, source: Path, place: Path)
     make, words = TARGETS[case]
     out = make(source, place)
     untouched = digest(source.parent)
-    got = call("compress", source, out, "--keep", "0.5", *(["--force"] if force else []))
-    assert_one_sentence(got, words)
+    got = run_command("compress", source, out, "--keep", "0.5", *(["--force"] if force else []), status=2)
+    assert_one_sentence(got.stderr, (words,))
     assert digest(source.parent) == untouched
 
 
 def test_a_reason_is_given_once_and_not_for_every_method(source: Path, place: Path, tmp_path: Path) -> None:
     compress(source, tmp_path / "once", keep=0.5)
-    got = call("compress", tmp_path / "once", place / "out", "--keep", "0.5")
-    assert_one_sentence(got, "compressed already")
+    got = run_command("compress", tmp_path / "once", place / "out", "--keep", "0.5", status=2)
+    assert_one_sentence(got.stderr, ("compressed already",))
     assert got.stderr.count("compressed already") == 1
     assert list(place.iterdir()) == []

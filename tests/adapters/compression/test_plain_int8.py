@@ -17,9 +17,8 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
-from click.testing import CliRunner  # noqa: E402
+from command_line import run_command  # noqa: E402
 from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.cli import main  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.compression.report.report import (  # noqa: E402
@@ -72,9 +71,8 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
 
 
 def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
-    arguments = ["compress", str(folders["bert"]), str(tmp_path / "out"), "--bits", "6", "--calibrate", str(text)]
-    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "140"})
-    assert result.exit_code == 0, result.output
+    arguments = ["compress", folders["bert"], tmp_path / "out", "--bits", "6", "--calibrate", text]
+    result = run_command(*arguments, columns=140)
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
     before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
     assert report["average_bits"] == 8 * after / report["n_before"] <= 6

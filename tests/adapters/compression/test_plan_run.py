@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from checkpoint_folders import builtin_copy
-from click.testing import CliRunner
+from command_line import run_command
 from compressed_folders import digest
-from tnlib_adapters import builtin_path, cli, open_checkpoint, plan
+from slow_cases import mostly_slow
+from tnlib_adapters import builtin_path, open_checkpoint, plan
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.request import Request
 
@@ -81,7 +82,7 @@ def test_plain_methods_need_no_text(method: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"bits": 4}, {"keep": 0.5, "method": "matrix"}], ids=str)
-@pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
+@pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "gpt2"], ["llama"]))
 def test_a_text_is_counted_and_a_block_is_timed(folders: Any, text: Path, name: str, options: dict[str, Any]) -> None:
     stages: list[str] = []
     run = plan(folders[name], calibrate=text, what="all", **options, progress=lambda stage, _, __: stages.append(stage))
@@ -178,8 +179,7 @@ def test_bytes_on_the_command_line(written: str, n_bytes: float) -> None:
 
 
 def test_plan_prints_sizes_and_time() -> None:
-    result = CliRunner().invoke(cli.main, ["plan", "builtin", "--keep", "0.5"])
-    assert result.exit_code == 0, result.output
+    result = run_command("plan", "builtin", "--keep", "0.5")
     for words in ("33,280 parameters", "at most 0.16 MB", "a few seconds"):
         assert words in result.stdout
 
@@ -188,6 +188,5 @@ def test_plan_prints_sizes_and_time() -> None:
 def test_plan_refuses_as_compress_does(options: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     commands = (["plan", "builtin"], ["compress", "builtin", out])
-    refusals = [CliRunner().invoke(cli.main, [*command, *options.split()]) for command in commands]
-    assert [result.exit_code for result in refusals] == [2, 2]
+    refusals = [run_command(*command, *options.split(), status=2) for command in commands]
     assert refusals[0].stderr.split("at least")[0] == refusals[1].stderr.split("at least")[0]

@@ -61,7 +61,7 @@ NAMES = sorted(name for name in MODELS if not name.startswith("deepseek"))
 
 
 @pytest.mark.parametrize("method", mostly_slow(["heads", "matrix"], ["heads"]))
-@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::2]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::4]))
 def test_factors_compute_what_their_product_does(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     model, source = saved(name)
     factored_folder, dense_folder = write(source, tmp_path, method)
@@ -80,7 +80,7 @@ def test_factors_compute_what_their_product_does(name: str, method: str, saved: 
         np.testing.assert_array_equal(weight, theirs.weights[projection])
 
 
-@pytest.mark.parametrize("method", ["matrix", "ttm"])
+@pytest.mark.parametrize("method", mostly_slow(["matrix", "ttm"], ["ttm"]))
 @pytest.mark.parametrize("name", sorted(name for name in MODELS if name.startswith("deepseek")))
 def test_attention_on_latent_vectors(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     """Its matrices are factored one by one, as are those of feed-forward layers."""

@@ -18,6 +18,7 @@ from compressed_folders import (
     relative,
     tail,
 )
+from slow_cases import mostly_slow
 from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
@@ -37,7 +38,7 @@ def folder_of(saved: Any) -> Callable[[str], Path]:
 # ------------------------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
+@pytest.mark.parametrize("name", mostly_slow(["builtin", "bert_masked", "gpt2_lm"], ["gpt2_lm"]))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.usefixtures("without_pictures")
 def test_errors_are_those_of_the_operators_multiplied_out(
@@ -128,7 +129,7 @@ def test_no_error_at_all() -> None:
 
 
 @pytest.mark.parametrize("layout", ["factored", "dense"])
-@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
+@pytest.mark.parametrize("name", mostly_slow(["builtin", "bert_masked", "gpt2_lm"], ["gpt2_lm"]))
 @pytest.mark.usefixtures("without_pictures")
 def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder_of: Any, tmp_path: Path) -> None:
     source, out = folder_of(name), tmp_path / "out"

@@ -18,7 +18,6 @@ from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
 
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
-N_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +109,7 @@ def test_what_was_kept_of_a_head_is_its_rank(compressed: Any) -> None:
     assert len({one.qk_kept for one in report.heads}) > 1
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_heads_have_no_ranks_of_their_own_in_other_methods(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4, dtype="BF16")
     report = compress(source, tmp_path / "out", keep=0.59, method="matrix")
@@ -186,7 +186,7 @@ def head(layer: int, index: int, error: float = 0.0, spectrum: tuple[float, ...]
     "values",
     mostly_slow(
         [{}, {"error": 1.7}, {"spectrum": (0.0, 0.0)}, {"kept": 0}, {"kept": 2}, {"spectrum": (1e-30,), "kept": 1}],
-        [{"error": 1.7}, {"spectrum": (0.0, 0.0)}, {"spectrum": (1e-30,), "kept": 1}],
+        [{"spectrum": (0.0, 0.0)}],
     ),
 )
 def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path: Path, compressed: Any) -> None:
@@ -206,6 +206,7 @@ def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path
     assert "nan" not in Page(page).text
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_model_is_reported_without_error(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4)
     report = compress(source, tmp_path / "out", keep=1.0, method="matrix", layout="dense")

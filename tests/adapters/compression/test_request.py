@@ -16,12 +16,12 @@ import math
 import numpy as np
 import pytest
 from checkpoint_folders import random_folder
-from click.testing import CliRunner
+from command_line import run_command
 from compressed_folders import n_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
+from tnlib_adapters import builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation
 from tnlib_adapters.compression.methods.other_matrices import Matrix
@@ -259,7 +259,5 @@ def test_a_model_is_within_its_budget(
 
 @pytest.mark.slow
 def test_the_command_prints_the_multiplications(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    command = ["compress", str(folders["bert"]), str(tmp_path / "out"), "--calibrate", str(text), "--flops", "0.5"]
-    result = CliRunner().invoke(cli.main, command)
-    assert result.exit_code == 0, result.output
+    result = run_command("compress", folders["bert"], tmp_path / "out", "--calibrate", text, "--flops", "0.5")
     assert "multiplications per token" in result.stdout

@@ -72,7 +72,7 @@ def test_factors_compute_what_their_product_does(name: str, method: str, saved: 
 
 
 @pytest.mark.parametrize("method", ["ttm", "tucker"])
-@pytest.mark.parametrize("name", ["bert", "phi3", "falcon_new"])
+@pytest.mark.parametrize("name", mostly_slow(["bert", "phi3", "falcon_new"], ["phi3"]))
 def test_in_one_byte_a_number(name: str, method: str, saved: Saved, tmp_path: Path) -> None:
     model, source = saved(name)
     write(source, tmp_path / "int8", method, bits=8)
@@ -110,7 +110,9 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "falcon_new", "falcon_alibi", "bloom", "qwen3_biases"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["gpt_neox", "falcon_new", "falcon_alibi", "bloom", "qwen3_biases"], ["falcon_new", "bloom"])
+)
 def test_a_text_helps_and_factors_compute_what_their_product_does(
     name: str, saved: Callable[[str], tuple[Any, Path]], text: Path, tmp_path: Path, without_pictures: None
 ) -> None:

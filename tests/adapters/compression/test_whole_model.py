@@ -124,7 +124,7 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("what", ["mlp", "all"])
+@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 @pytest.mark.parametrize("store", ["float", "int8"])
 def test_a_folder_counts_reloads_and_computes_the_same(
     store: str, what: str, name: str, folders: Any, tmp_path: Path
@@ -216,7 +216,7 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
     assert "quantization_config" not in read_config(tmp_path / "dense")
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["bert", "phi3"]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["phi3"]))
 @pytest.mark.parametrize(
     ("what", "method"),
     mostly_slow(
@@ -237,7 +237,7 @@ def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path
 
 
 @pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm", "phi3"]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["phi3"]))
 def test_fitted_factors_reload_and_compute_the_same(
     name: str, store: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -266,7 +266,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm", "llama"]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["llama"]))
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 def test_the_fit_of_a_block_brings_it_nearer(
     what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,7 +301,7 @@ def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_
         AutoModel.from_pretrained(out)
 
 
-@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
+@pytest.mark.parametrize("what", mostly_slow(["attention", "mlp", "all"], ["all"]))
 def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any, text: Path, tmp_path: Path) -> None:
     reports = [
         tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", max_error=e, what=what, calibrate=text)

@@ -14,7 +14,6 @@ import pytest
 from checkpoint_folders import CONFIG, INDEX, WEIGHTS, builtin_copy, change_tensors, raw_file
 from compressed_folders import (
     attention_tensors,
-    dense_layers,
     digest,
     metadata,
     n_attention,
@@ -91,35 +90,6 @@ def test_a_head_may_lose_all_it_has(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the two layouts
-
-
-@pytest.mark.parametrize("name", ["builtin", "bert_masked", "gpt2_lm"])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_layouts_hold_the_same_model(method: str, name: str, folder_of: Any, tmp_path: Path) -> None:
-    source = folder_of(name)
-    for layout in ("factored", "dense"):
-        compress(source, tmp_path / layout, keep=0.5, method=method, layout=layout)
-    names = {tensor: t.values.shape for tensor, t in read_tensors(source).items()}
-    assert {tensor: t.values.shape for tensor, t in read_tensors(tmp_path / "dense").items()} == names
-    assert read_config(tmp_path / "dense") == read_config(source)
-    assert read_config(tmp_path / "factored").pop("quantization_config")["method"] == method
-
-    factored = open_checkpoint(tmp_path / "factored")
-    for layer, wanted in enumerate(dense_layers(tmp_path / "dense")):
-        found = factored.attention(layer)
-        for head in range(found.n_heads):
-            for ours, name_ in ((found.W_Q, "q"), (found.W_K, "k"), (found.W_V, "v")):
-                np.testing.assert_allclose(ours[head], wanted.per_head(name_, head)[:-1], atol=2e-7, rtol=2e-6)
-            np.testing.assert_allclose(found.W_O[head], wanted.per_head("o", head), atol=2e-7, rtol=2e-6)
-        for ours, name_ in ((found.b_Q, "q"), (found.b_K, "k"), (found.b_V, "v"), (found.b_O, "o")):
-            np.testing.assert_allclose(np.ravel(ours), wanted.biases[name_], atol=2e-7, rtol=2e-6)
-        assert found.scale == open_checkpoint(source).attention(layer).scale
-
-
-def operators(checkpoint: Any, layer: int) -> list[np.ndarray]:
-    attention = checkpoint.attention(layer)
-    both = [one(head) for head in range(attention.n_heads) for one in (attention.qk, attention.ov)]
-    return [one.left.astype(float) @ one.right.astype(float) for one in both]
 
 
 # ------------------------------------------------------------------------------------------------ dtypes and shards

@@ -140,21 +140,6 @@ def test_the_index_says_where_everything_is(name: str, layout: str, tmp_path: Pa
     assert (source / INDEX).exists()
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_factors_stand_where_the_weights_stood(name: str, tmp_path: Path) -> None:
-    """A layer's factors come between the tensors that stood before and after its weights."""
-    source, out = make(name, tmp_path), tmp_path / "out"
-    compress(source, out, keep=0.6)
-    names, inside = order(out), attention_tensors(source).keys()
-    outside = [key for key in order(source) if key not in inside]
-    assert [key for key in names if key in set(outside)] == outside
-    layers = [key.split(".tnlib.")[0] for key in names if is_ours(key)]
-    assert layers == sorted(layers)
-    norms = [names.index(key) for key in outside if "Norm" in key or "ln_1" in key]
-    ours = [[k for k, key in enumerate(names) if is_ours(key) and f".{layer}." in key] for layer in (0, 1)]
-    assert max(ours[0]) < norms[0] < min(ours[1]) < norms[1]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_integer_weights_are_refused(method: str, tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4)

@@ -134,20 +134,6 @@ def test_unstack_undoes_stack() -> None:
         np.testing.assert_array_equal(weight, whole.weights[name])
 
 
-@pytest.mark.parametrize("of", ["qk", "qkv", "v", "vo"])
-def test_stacks_of_some_projections(of: str) -> None:
-    for kv_heads in (1, HEADS):
-        sizes = Sizes(n_layers=1, n_heads=HEADS, d_model=D, kv_heads=kv_heads, d_head=DH)
-        shapes = {n: (sizes.widths[n], D) if n == "o" else (D, sizes.widths[n]) for n in of}
-        whole = {name: normal(shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
-        found = expand(
-            [FactoredMatrix("stack", of, {"stack": stack(Projections(whole, {}), sizes, of)})], sizes
-        ).weights
-        assert set(found) == set(of)
-        for name, weight in whole.items():
-            np.testing.assert_array_equal(found[name], weight)
-
-
 def test_a_stack_is_that_of_the_attention_layer() -> None:
     checkpoint = open_checkpoint(builtin_path())
     x = stack(checkpoint.projections(1), checkpoint.sizes)
@@ -174,10 +160,6 @@ def test_a_piece_describes_itself_and_is_found_again_after_json() -> None:
 def test_an_ordinary_checkpoint_describes_no_pieces() -> None:
     assert descriptions({}, LAYERS) is None
     assert descriptions({KEY: None}, LAYERS) is None
-
-
-def test_part_names() -> None:
-    assert part_name("qk", "left") == "tnlib.qk_left"
 
 
 GOOD = {"kind": "low_rank", "of": "q", "shapes": {"left": [12, 3], "right": [3, 12]}, "ranks": []}

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from checkpoint_folders import builtin_copy
-from click.testing import CliRunner, Result
+from command_line import run_command
 from html_pages import check_page, pictures
 from oracles import normal
 from slow_cases import mostly_slow
-from tnlib_adapters import Attention, builtin_path, cli, inspect, open_checkpoint
+from tnlib_adapters import Attention, builtin_path, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.request import quiet
@@ -328,23 +328,17 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
 # ------------------------------------------------------------------------------------------------------ text and files
 
 
-def tnlib_(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.main, ["inspect", *map(str, arguments)], env={"COLUMNS": "120"})
-
-
 @pytest.mark.slow
 def test_the_command_replaces_files_only_by_force(tmp_path: Path) -> None:
     source, out = builtin_copy(tmp_path / "<b>&amp;<script>"), tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    refusal = tnlib_(source, "--out", out)
-    assert refusal.exit_code == 2
+    refusal = run_command("inspect", source, "--out", out, status=2)
     assert refusal.stderr.count("\n") == 1
     assert "--force" in refusal.stderr
     assert os.listdir(out) == ["mine.txt"]
 
-    result = tnlib_(source, "--out", out, "--text", "5 6 7 5, 6", "--force")
-    assert result.exit_code == 0, result.output
+    result = run_command("inspect", source, "--out", out, "--text", "5 6 7 5, 6", "--force")
     assert os.listdir(out) == [PAGE]
     assert len(os.listdir(tmp_path)) == 2
     assert str(out / PAGE) in result.stdout
@@ -379,8 +373,7 @@ def test_nothing_is_left_where_drawing_fails(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_texts_that_are_none_are_refused(options: list[str], said: str, tmp_path: Path) -> None:
-    result = tnlib_("builtin", "--out", tmp_path / "out", *options)
-    assert result.exit_code == 2
+    result = run_command("inspect", "builtin", "--out", tmp_path / "out", *options, status=2)
     assert said in result.stderr
     assert result.stderr.startswith("Error: inspect: ")
     assert os.listdir(tmp_path) == []
@@ -399,10 +392,9 @@ def test_a_model_of_images_reads_no_text(saved: Callable[[str], Any], tmp_path: 
 
 
 def test_no_folder_no_page(tmp_path: Path) -> None:
-    assert tnlib_(tmp_path / "nowhere", "--out", tmp_path / "out").exit_code == 2
+    run_command("inspect", tmp_path / "nowhere", "--out", tmp_path / "out", status=2)
     source = builtin_copy(tmp_path / "in")
-    inside = tnlib_(source, "--out", source / "out")
-    assert inside.exit_code == 2
+    inside = run_command("inspect", source, "--out", source / "out", status=2)
     assert "must lie outside IN" in inside.stderr
 
 

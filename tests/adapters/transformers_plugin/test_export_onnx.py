@@ -17,8 +17,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from click.testing import CliRunner  # noqa: E402
-from tnlib_adapters import cli, compress  # noqa: E402
+from command_line import run_command  # noqa: E402
+from tnlib_adapters import compress  # noqa: E402
 from tnlib_adapters.transformers_plugin.export_onnx import export_onnx  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
@@ -52,9 +52,8 @@ def load(folder: Path, name: str) -> Any:
     return kind.from_pretrained(folder).eval()
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(["bert", "bert_masked", "roberta", "t5_encoder", "t5_encoder_gated"], ["bert"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoder_of_text_gives_the_hidden_states_of_transformers(name: str, saved: Saved, tmp_path: Path) -> None:
     _, folder = saved(name)
     graph, model = export_onnx(folder, tmp_path / "out"), load(folder, name)
@@ -81,8 +80,7 @@ KINDS = [BY_MATRIX, BY_MATRIX | {"store": "int8"}, {"method": "tucker", "keep": 
 @pytest.mark.parametrize("options", mostly_slow(KINDS, []), ids=str)
 def test_compressed_folders(options: dict[str, Any], saved: Saved, tmp_path: Path) -> None:
     compress(saved("bert")[1], tmp_path / "small", **options)
-    result = CliRunner().invoke(cli.main, ["export-onnx", str(tmp_path / "small"), str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
+    result = run_command("export-onnx", tmp_path / "small", tmp_path / "out")
     graph = tmp_path / "out" / "onnx" / "model.onnx"
     assert result.stdout.splitlines() == [str(graph)]
     model = load(tmp_path / "small", "bert")
@@ -130,8 +128,7 @@ def test_the_folder_appears_whole_or_not_at_all(saved: Saved, tmp_path: Path, mo
 
 
 def test_the_command_refuses_in_one_sentence(saved: Saved, tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.main, ["export-onnx", str(saved("gpt2")[1]), str(tmp_path / "other")])
-    assert result.exit_code == 2
+    result = run_command("export-onnx", saved("gpt2")[1], tmp_path / "other", status=2)
     assert result.stderr.count("\n") == 1
 
 

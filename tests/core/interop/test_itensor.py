@@ -94,7 +94,7 @@ def chain(shape: Sequence[tuple[int, int, int]], dtype: Any, kind: str, seed: in
     return [oracles.normal((ranks[k], *sites[k], ranks[k + 1]), dtype, seed + k) for k in range(len(shape))]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(shapes, st.sampled_from(oracles.DTYPES), st.sampled_from(["MPS", "MPO"]), st.integers(0, 99), st.booleans())
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, shape: Any, dtype: Any, kind: str, seed: int, gauged: bool
@@ -128,7 +128,7 @@ def test_any_order_of_legs(
         assert np.array_equal(mine, theirs)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.integers(1, 5), st.integers(0, 99))
 def test_blocks_of_quantum_numbers(tmp_path_factory: pytest.TempPathFactory, d: int, seed: int) -> None:
     """A state of d spins with a conserved number of ups: sectors on every leg, most blocks absent."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quimb.tensor as qtn
+from slow_cases import mostly_slow
 from tenpy.algorithms.dmrg import TwoSiteDMRGEngine
 from tenpy.models.xxz_chain import XXZChain
 from tenpy.networks.mps import MPS
@@ -88,7 +89,7 @@ def overlap(a: tnlib.TensorTrain, b: tnlib.TensorTrain) -> float:
     return abs(tnlib.inner(a, b)) / (a.norm() * b.norm())
 
 
-@pytest.mark.parametrize("conserve", [None, "Sz"])
+@pytest.mark.parametrize("conserve", mostly_slow([None, "Sz"], ["Sz"]))
 def test_a_ground_state_of_quimb_comes_back_through_tenpy_and_a_file(
     conserve: str | None, quimb_state: Any, quimb_operator: Any, tmp_path: Path
 ) -> None:

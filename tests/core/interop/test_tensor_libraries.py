@@ -188,14 +188,6 @@ def test_tucker_and_cp_in_tntorch(value: Any) -> None:
     oracles.assert_close(back.full(), want, value.dtype, 256 * scale)
 
 
-def test_a_tucker_comes_back_from_tntorch_by_conversion() -> None:
-    to_library, from_library = verbs("tntorch")
-    value = tnlib.tucker(oracles.random_tucker((4, 5, 6), (2, 3, 2))).value
-    back = tnlib.convert(from_library(to_library(value)), tnlib.Tucker)
-    assert back.ranks == value.ranks
-    oracles.assert_close(back.full(), value.full())
-
-
 # --------------------------------------------------------------------------------- what the libraries made themselves
 
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tnlib.linalg.gram import (
-    KERNEL_WORK,
     adjoint_times,
     adjoint_times_by_kernel,
     gram,
@@ -20,7 +19,6 @@ from tnlib.linalg.gram import (
     gram_by_kernel,
     project,
     residual_norm,
-    times_adjoint,
     times_adjoint_by_blas,
     times_adjoint_by_kernel,
 )
@@ -54,15 +52,6 @@ def test_gram_matrices(n_threads: int, route: str, dtype: np.dtype) -> None:
         oracles.assert_close(g, g.conj().T, factor=4)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
-def test_both_sides_of_the_size_from_which_kernels_are_used(n_threads: int, dtype: np.dtype) -> None:
-    for columns in (KERNEL_WORK // 256 - 1, KERNEL_WORK // 256 + 1):
-        a = oracles.normal((1, 16, columns), dtype)
-        want = oracles.wide(a[0]) @ oracles.wide(a[0]).conj().T
-        oracles.assert_close(gram(a), want, factor=256)
-        oracles.assert_close(times_adjoint(a[0], a[0, ::-1]), want[:, ::-1], factor=256)
-
-
 @pytest.mark.parametrize(("route", "dtype"), ROUTES, ids=str)
 def test_products_with_an_adjoint(n_threads: int, route: str, dtype: np.dtype) -> None:
     product = times_adjoint_by_blas if route == "BLAS" else times_adjoint_by_kernel
@@ -90,7 +79,7 @@ def test_gram_matrices_are_never_indefinite_by_more_than_roundoff(
 
 
 # the last one is long enough for blocks
-PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 60_000)]
+PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 30_000)]
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
@@ -111,12 +100,12 @@ def test_projections_and_their_errors(n_threads: int, dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_projections_by_the_kernel(n_threads: int, dtype: type) -> None:
-    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (1030, 5500)):
+    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (520, 5500)):
         a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
         want = e.T @ oracles.wide(a)
         with oracles.unchanged(a, e):
             oracles.assert_close(adjoint_times_by_kernel(e, a), want)
-        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (1030, 5500) by the kernel
+        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (520, 5500) by the kernel
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])

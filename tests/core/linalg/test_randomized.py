@@ -58,7 +58,7 @@ def assert_leading(fit: Any, a: np.ndarray, s: np.ndarray, rank: int) -> None:
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [pytest.param(SHAPES[0], marks=pytest.mark.slow), SHAPES[1]], ids=str)
 def test_errors_are_the_best_ones(spectrum: str, shape: tuple[int, int]) -> None:
     a = with_spectrum(spectrum, *shape)
     for rank in (1, 40):
@@ -69,7 +69,7 @@ def test_errors_are_the_best_ones(spectrum: str, shape: tuple[int, int]) -> None
         assert converges(a, 1) or converges(a, 40), "the iteration is for such matrices"
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float32, np.complex64], [np.complex64]))
 @pytest.mark.parametrize(
     "spectrum", ["1 / k", "1 / k^3", "exponential", "flat with a step at 40", "one large over noise"]
 )
@@ -117,7 +117,7 @@ def test_small_errors_are_known(discarded: float, dtype: type) -> None:
     )
 
 
-@pytest.mark.parametrize("rtol", [0.5, 0.1, 1e-2, 1e-4])
+@pytest.mark.parametrize("rtol", mostly_slow([0.5, 0.1, 1e-2, 1e-4], [0.1, 1e-4]))
 @pytest.mark.parametrize("spectrum", ["1 / k", "exponential", "staircase", "flat with a step at 40"])
 def test_a_tolerance_beside_the_cap(spectrum: str, rtol: float) -> None:
     a, s = with_spectrum(spectrum, N, 600), SPECTRA[spectrum](np.arange(N))

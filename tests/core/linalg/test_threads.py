@@ -41,11 +41,6 @@ def blas_counts() -> dict[str, int]:
     return {library["filepath"]: library["num_threads"] for library in info if library["user_api"] == "blas"}
 
 
-def numpy_threads() -> int | None:
-    """Threads of the BLAS that numpy calls, None where threadpoolctl does not know it."""
-    return next((count for path, count in blas_counts().items() if "numpy" in path), None)
-
-
 def assert_restored(before: dict[str, int]) -> None:
     """Libraries that were loaded before have their threads; numba may have loaded another BLAS since."""
     assert before == {path: count for path, count in blas_counts().items() if path in before}
@@ -94,17 +89,6 @@ def test_the_count_follows_the_environment(variables: dict[str, str], want: int)
     assert int(run(script, **variables)) == want
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system that binds processes to cores")
-def test_the_count_follows_the_cores_of_the_process() -> None:
-    script = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from tnlib.linalg import threads
-print(threads.thread_count())
-"""
-    assert int(run(script)) == 1
-
-
 # --------------------------------------------------------------------------------------------- limited and restored
 
 
@@ -136,34 +120,6 @@ def test_blas_has_its_threads_back_after_an_exception(limit: int, monkeypatch: p
                 call()
             assert_restored(before)
         assert threads.thread_count() == min(limit, CORES)
-
-
-def test_blas_runs_on_one_thread_meanwhile() -> None:
-    counts: list[tuple[int | None, int]] = []
-
-    def note() -> None:
-        counts.append((numpy_threads(), threads.thread_count()))
-
-    inner = threads.single_threaded_blas(note)
-
-    @threads.single_threaded_blas
-    def outer() -> None:
-        inner()
-        note()
-        with threads.all_blas_threads():
-            note()
-        note()
-
-    if numpy_threads() is None:
-        pytest.skip("threadpoolctl does not know the BLAS of numpy here")
-    allowed = min(2, CORES)
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        inner()
-        assert counts == [(1, allowed)]
-        counts.clear()
-        outer()
-        assert counts == [(1, allowed), (1, allowed), (allowed, allowed), (1, allowed)]
-        assert numpy_threads() == 2
 
 
 # ----------------------------------------------------------------------------------------------- beside other threads
@@ -401,16 +357,5 @@ tnlib.svd(x, left=0, max_rank=2)
 tnlib.round(tnlib.tt_svd(x).value, rtol=0.1)
 loaded = [name for name in heavy if name in sys.modules]
 assert not loaded, loaded
-"""
-    run(script)
-
-
-def test_kernels_are_loaded_for_large_arrays() -> None:
-    """Which shows that the test above looks for the right thing."""
-    script = """
-import sys
-import oracles, tnlib
-tnlib.tucker(oracles.normal((64, 64, 128)), ranks=2)
-assert "numba" in sys.modules
 """
     run(script)

@@ -141,7 +141,7 @@ def test_sums_of_delta_trains_count_what_they_share() -> None:
     assert tnlib.distance(a, b) == pytest.approx(math.sqrt(1 + 1 + 0 + 1 + 9 + 16), rel=1e-13)
 
 
-@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, 1e-12, 1e-14])
+@pytest.mark.parametrize("gap", [1e-3, 1e-9, 1e-14])
 @pytest.mark.parametrize("center", [None, 0, 100, 199])
 def test_a_small_distance_keeps_its_digits(gap: float, center: int | None) -> None:
     """sqrt(aa - 2 ab + bb) would have a floor at 1e-8."""

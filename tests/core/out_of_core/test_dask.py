@@ -70,8 +70,8 @@ def cluster_of(n_workers: int, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two worker processes, started again when they die."""
-    with cluster_of(2, tmp_path_factory.mktemp("workers")) as cluster:
+    """A worker process, started again when it dies."""
+    with cluster_of(1, tmp_path_factory.mktemp("workers")) as cluster:
         yield cluster
 
 
@@ -161,7 +161,7 @@ def test_a_killed_worker_changes_no_bit(name: str, at: int, workers: Any, client
         fit = CALLS[name](a, **options)
     assert killed
     assert bits(fit) == want
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(1, timeout=30)
 
 
 def in_another_process(block: np.ndarray, pid: int) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits import (
@@ -122,7 +123,7 @@ def test_intervals_are_those_of_student(found: Induction) -> None:
     assert (many.causal_heads, many.undecided_heads) == (((1, 0),), ())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_slow(range(4), [0]))
 def test_causal_heads_of_the_built_in_model(model: Checkpoint, seed: int) -> None:
     found = find_induction(model, n=24, rng=seed)
     assert {(1, 1), (1, 2)} <= set(found.causal_heads) <= set(found.induction_heads)

@@ -64,7 +64,7 @@ def test_a_thousand_cores_neither_overflow_nor_lose_their_norm() -> None:
     for size in (1e-3, 1e3):
         cores = [size * oracles.normal((1 if k == 0 else 8, 4, 1 if k == 999 else 8), seed=k) for k in range(1000)]
         tt = tnlib.TensorTrain(cores)
-        for center in (0, 500, 999):
+        for center in (0, 999):
             mixed = tnlib.canonicalize(tt, center)
             assert max(tnlib.isometry_errors(mixed)) < 1e-13
             assert mixed.log_norm() == pytest.approx(tt.log_norm(), rel=1e-12)
@@ -97,6 +97,7 @@ def test_isometry_errors_are_those_of_the_stored_cores(dtype: Any) -> None:
     assert max(tnlib.isometry_errors(tnlib.TensorTrain(mixed.cores, 2, log_scale=1e4))) < 1e3 * oracles.eps(dtype)
 
 
+@pytest.mark.slow
 def test_a_ground_state_beside_quimb() -> None:
     qtn = pytest.importorskip("quimb.tensor")
     dmrg = qtn.DMRG2(qtn.MPO_ham_heis(12), bond_dims=[8, 16, 32], cutoffs=1e-12)

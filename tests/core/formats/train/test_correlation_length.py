@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -58,7 +59,7 @@ def test_correlation_length_of_zero_and_nilpotent_transfer_matrices() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-@pytest.mark.parametrize("r", [2, 5, 16, 17, 24])  # dense up to 16
+@pytest.mark.parametrize("r", mostly_slow([2, 5, 16, 17, 24], [2, 16, 17]))  # dense up to 16
 def test_correlation_lengths_are_those_of_the_dense_transfer_matrix(dtype: Any, r: int) -> None:
     a = oracles.normal((r, 3, r), dtype)
     transfer = np.einsum("anb,cnd->acbd", a, a.conj()).reshape(r * r, r * r)

@@ -72,15 +72,6 @@ def test_noise_above_and_below_the_tolerance(rtol: float, noise: float) -> None:
         assert fit.value.ranks == (1, 2, 2, 2, 1)
 
 
-@pytest.mark.parametrize("shape", [(8192, 8), (8192, 16), (1024, 64), (256, 256), (16,) * 4, (2,) * 17], ids=str)
-@pytest.mark.parametrize("rank", [1, 2, 4])
-def test_the_columns_of_a_sample_are_not_sampled_for_ever(shape: tuple[int, ...], rank: int) -> None:
-    """The columns that replace a tall matrix have a low rank too, and may be no fewer."""
-    for rtol in (0.3, 1e-2, 1e-3):
-        x = noisy_train(shape, rank, 1e-5)
-        oracles.assert_fit(tnlib.tt_svd(x, rtol=rtol), x, rtol=rtol)
-
-
 # ---------------------------------------------------------------------------------- structure outside of the sample
 
 
