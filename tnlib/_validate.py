@@ -410,7 +410,7 @@ def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not ours.keys().isdisjoint(kwargs):
+        if kwargs and not ours.keys().isdisjoint(kwargs):
             name = min(ours.keys() & kwargs.keys())
             advice = f"pass {ours[name]}= instead" if ours[name] else "leave it out"
             raise ArgumentTypeError(f"{function.__name__}: keywords must be those of tnlib, got {name}=; {advice}.")

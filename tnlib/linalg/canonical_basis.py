@@ -23,7 +23,6 @@ from tnlib._typing import Array
 # about 50. Where a basis is fixed and the rest of the tensor is transformed with it, the width costs nothing. An SVD
 # keeps the values on a diagonal, which is wrong by as much as they differ.
 _EQUAL, _EQUAL_DIAGONAL = 256.0, 24.0
-_FEW = 256  # entries up to which a loop over Python's numbers is faster than calls to numpy
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,15 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     it differs from that of `u`. Zero columns get phase 1.
     """
     ratio = 1.0 - math.sqrt(eps(dtype or u.dtype))
-    if u.size <= _FEW and u.dtype.kind == "f":
-        return np.array([_leading_sign(column, ratio) for column in u.T.tolist()], u.dtype)
+    if u.dtype.kind == "f":
+        extrema = zip(np.maximum.reduce(u).tolist(), np.minimum.reduce(u).tolist(), strict=True)
+        return np.array(
+            [
+                1.0 if -low < ratio * high else -1.0 if high < -ratio * low else _leading_sign(u[:, k].tolist(), ratio)
+                for k, (high, low) in enumerate(extrema)
+            ],
+            u.dtype,
+        )
     modulus = np.abs(u)
     leads = (modulus >= ratio * np.maximum.reduce(modulus)).argmax(axis=0)
     return unit_phases(u[leads, np.arange(u.shape[1])])
@@ -167,12 +173,8 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
 
 def _leading_sign(column: list[float], ratio: float) -> float:
     """Return the sign of the first number whose modulus is at least `ratio` times the largest, 1 for zeros."""
-    high, low = max(column), -min(column)
-    if low < ratio * high:
-        return 1.0
-    if high < ratio * low:
-        return -1.0
-    return 1.0 if next(x for x in column if abs(x) >= ratio * max(high, low)) >= 0.0 else -1.0
+    least = ratio * max(map(abs, column))
+    return 1.0 if next(x for x in column if abs(x) >= least) >= 0.0 else -1.0
 
 
 def unit_phases(x: Array) -> Array:

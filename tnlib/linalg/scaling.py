@@ -210,6 +210,8 @@ def norm(a: Array) -> float:
 
 def squares(a: Array) -> float:
     """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
+    if a.size <= _BLOCK and a.dtype.char == "d" and a.flags.c_contiguous:
+        return float(np.vdot(a, a))
     flat = np.ascontiguousarray(a).reshape(-1)  # in C order, so that the memory layout does not change the result
     if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)

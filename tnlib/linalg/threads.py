@@ -24,6 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LARGE = 1 << 24  # multiplications; a smaller product ends before threads have started
+_UNTHREADED = 1 << 10  # entries; the smaller side of a matrix of them is at most 32, the block size of LAPACK
 
 
 class _ThisThread(threading.local):
@@ -59,6 +60,23 @@ def single_threaded_blas(function: Callable[P, R]) -> Callable[P, R]:
                 _ThreadState.n_calls -= 1
                 if _ThreadState.n_calls == 0 and _ThreadState.limit != 1:
                     _set_blas_threads(_ThreadState.limit)
+
+    return run
+
+
+def single_threaded_blas_of_large(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `single_threaded_blas(function)` that leaves BLAS as it is for an array of at most 1024 entries.
+
+    Neither a thin SVD nor a product of such arrays starts a thread: OpenBLAS uses one up to 2^18 multiplications, and
+    LAPACK multiplies by blocks of reflectors from 33 columns on. The two changes of the limit would cost 6 us.
+    """
+    limited = single_threaded_blas(function)
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if args and type(args[0]) is np.ndarray and args[0].size <= _UNTHREADED:
+            return function(*args, **kwargs)
+        return limited(*args, **kwargs)
 
     return run
 

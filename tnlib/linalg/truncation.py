@@ -52,6 +52,14 @@ def numerical_rank(s: Array, noise: float) -> int:
     return max(1, int(np.count_nonzero(s > noise)))
 
 
+def _rank_above(values: Sequence[float], noise: float) -> int:
+    """Return the `numerical_rank` of descending values."""
+    rank = len(values)
+    while rank > 1 and not values[rank - 1] > noise:
+        rank -= 1
+    return rank
+
+
 def _rank_within(values: Sequence[float], budget: float) -> int:
     """Return the smallest rank, at least 1, whose tail norm is at most `budget`."""
     square = 0.0
@@ -130,10 +138,11 @@ class TruncationBudget:
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
-        share, values = self.share, s.tolist()
+        values, noise = s.tolist(), self.noise
+        share = None if self.rtol is None else self.share
         if share is None:
-            allowed = self.noise**2 + error_estimate**2
-            optimistic = needed = numerical_rank(s, self.noise)
+            allowed = noise**2 + error_estimate**2
+            optimistic = needed = _rank_above(values, noise)
         else:
             allowed = share**2
             optimistic = needed = _rank_within(values, share)
@@ -143,11 +152,10 @@ class TruncationBudget:
         rank = min(needed, cap)
         last, split = values[rank - 1], False
         if rank < needed:
-            noise = self.noise
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
             split = splits_group(s, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
-        total = math.hypot(*values[rank:], error_estimate if rank < len(s) else 0.0, discarded)
+        total = math.hypot(*values[rank:], error_estimate if rank < len(values) else 0.0, discarded)
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
         self.records.append(Truncation(rank, total, min(total**2, allowed), allowed, ambiguous, split))
         return rank

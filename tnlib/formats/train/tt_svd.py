@@ -28,7 +28,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
 from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.linalg.scaling import Prepared, prepare
-from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.threads import single_threaded_blas, single_threaded_blas_of_large
 from tnlib.linalg.truncation import TruncationBudget
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tnlib.out_of_core.storage import Storage
 
 
-@single_threaded_blas
+@single_threaded_blas_of_large
 @refuse_foreign_keywords
 def tt_svd(
     x: npt.ArrayLike | SlicedArray | SlabStream,
