@@ -107,9 +107,9 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
 
 def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `as_array` without its pass over the entries; the caller must call `refuse_infinite`."""
-    a = to_numpy(function, parameter, x)
-    if a.dtype not in _NATIVE_DTYPES:
-        a = _as_native(function, parameter, a)
+    a = x
+    if type(x) is not np.ndarray or x.dtype not in _NATIVE_DTYPES:
+        a = _as_native(function, parameter, to_numpy(function, parameter, x))
     if ndim is not None and a.ndim != ndim:
         raise ArgumentError(
             f"{function}: {parameter} must have {plural(ndim, 'leg')}, got shape {a.shape}; reshape it first."
@@ -123,6 +123,8 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
 
 
 def _as_native(function: str, parameter: str, a: Array) -> Array:
+    if a.dtype in _NATIVE_DTYPES:
+        return a
     if a.dtype.name in HALF:
         return a.astype(np.float32)
     if a.dtype.kind in "iub":

@@ -7,7 +7,9 @@ Cholesky factor, whose columns span the same space.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -23,6 +25,7 @@ from tnlib._typing import Array
 # about 50. Where a basis is fixed and the rest of the tensor is transformed with it, the width costs nothing. An SVD
 # keeps the values on a diagonal, which is wrong by as much as they differ.
 _EQUAL, _EQUAL_DIAGONAL = 256.0, 24.0
+_FEW = 64  # entries up to which extrema of lists are found faster than by two calls to numpy
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,15 @@ def canonical_basis_change(
     return group_basis_change(to_host(u), groups, dtype)
 
 
+def canonical_columns(u: Array, s: Array, dtype: np.dtype[Any]) -> Array:
+    """Return left singular vectors `u` (m, r) of numpy with values `s` (r,) in canonical bases."""
+    values = s.tolist()
+    gap = min(map(operator.sub, values, values[1:]), default=math.inf)
+    if gap > _EQUAL * eps(dtype) * math.hypot(*values):
+        return u * leading_phases(u, dtype).conj()
+    return canonical_basis_change(u, s, dtype).columns(u)
+
+
 def group_basis_change(u: Array, groups: Sequence[slice], dtype: np.dtype[Any] | None = None) -> BasisChange:
     """Return the change of orthonormal columns `u` (m, r) to a canonical basis in every group, and phases elsewhere.
 
@@ -149,6 +161,11 @@ def _cholesky_basis(u: Array, dtype: np.dtype[Any] | None) -> tuple[Array, float
     return t, tie
 
 
+@functools.cache
+def _lead_ratio(dtype: np.dtype[Any]) -> float:
+    return 1.0 - math.sqrt(eps(dtype))
+
+
 def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     """Return the phases (r,) of the leading entries of the columns of `u` (m, r); divided by them these are positive.
 
@@ -156,19 +173,25 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
     not choose between entries that are equal in exact arithmetic; eps is that of `dtype`, the dtype of the result, if
     it differs from that of `u`. Zero columns get phase 1.
     """
-    ratio = 1.0 - math.sqrt(eps(dtype or u.dtype))
-    if u.dtype.kind == "f":
+    ratio = _lead_ratio(dtype or u.dtype)
+    if u.dtype.kind == "c":
+        modulus = np.abs(u)
+        leads = (modulus >= ratio * np.maximum.reduce(modulus)).argmax(axis=0)
+        return unit_phases(u[leads, np.arange(u.shape[1])])
+    if u.size <= _FEW:
+        columns = u.T.tolist()
+        extrema = zip(map(max, columns), map(min, columns), strict=True)
+    else:
         extrema = zip(np.maximum.reduce(u).tolist(), np.minimum.reduce(u).tolist(), strict=True)
-        return np.array(
-            [
-                1.0 if -low < ratio * high else -1.0 if high < -ratio * low else _leading_sign(u[:, k].tolist(), ratio)
-                for k, (high, low) in enumerate(extrema)
-            ],
-            u.dtype,
-        )
-    modulus = np.abs(u)
-    leads = (modulus >= ratio * np.maximum.reduce(modulus)).argmax(axis=0)
-    return unit_phases(u[leads, np.arange(u.shape[1])])
+    signs = []
+    for high, low in extrema:
+        if -low < ratio * high:
+            signs.append(1.0)
+        elif high < -ratio * low:
+            signs.append(-1.0)
+        else:
+            signs.append(_leading_sign(u[:, len(signs)].tolist(), ratio))
+    return np.array(signs, u.dtype)
 
 
 def _leading_sign(column: list[float], ratio: float) -> float:

@@ -129,11 +129,6 @@ def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
     return math.frexp(top)[1]
 
 
-def in_range(a: Array, length: float) -> bool:
-    """Test if the Frobenius norm `length` alone implies `exponent_of(a) == 0`."""
-    return in_safe_range(length, a.size, a.dtype)
-
-
 def in_safe_range(length: float, size: int, dtype: np.dtype[Any]) -> bool:
     """Test if an array of `size` entries of this Frobenius norm needs no scaling."""
     safe = _safe(dtype)
@@ -210,8 +205,6 @@ def norm(a: Array) -> float:
 
 def squares(a: Array) -> float:
     """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
-    if a.size <= _BLOCK and a.dtype.char == "d" and a.flags.c_contiguous:
-        return float(np.vdot(a, a))
     flat = np.ascontiguousarray(a).reshape(-1)  # in C order, so that the memory layout does not change the result
     if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)
@@ -276,13 +269,13 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
 
     Arrays of other libraries are read as numpy arrays: without a copy on the host, from a device with one.
     """
-    if is_other_array(x) and not hasattr(x, "resolve_conj"):
+    if type(x) is not np.ndarray and is_other_array(x) and not hasattr(x, "resolve_conj"):
         x = to_host(x)
     a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
     length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
     if not math.isfinite(length):
         refuse_infinite(function, parameter, a)
-    if in_range(a, length):
+    if in_safe_range(length, a.size, a.dtype):
         return Prepared(a, 0, length)
     scaled, exponent = rescale(a)
     return Prepared(scaled, exponent, norm(scaled))

@@ -100,9 +100,10 @@ class TruncationBudget:
     @property
     def share(self) -> float | None:
         """Frobenius norm that the next truncation may discard; None where numerical ranks are kept."""
-        if self.rtol is None:
-            return None
-        remaining = (self.rtol * self.norm) ** 2 - sum([record.charged for record in self.records])
+        return None if self.rtol is None else self._share(self.rtol)
+
+    def _share(self, rtol: float) -> float:
+        remaining = (rtol * self.norm) ** 2 - sum([record.charged for record in self.records])
         return math.sqrt(max(0.0, remaining) / (len(self.sides) - len(self.records)))
 
     @property
@@ -139,8 +140,11 @@ class TruncationBudget:
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
         values, noise = s.tolist(), self.noise
-        share = None if self.rtol is None else self.share
-        if share is None:
+        share = noise if self.rtol is None else self._share(self.rtol)
+        if values[-1] > share and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
+            self.records.append(Truncation(len(values), 0.0, 0.0, share**2, ambiguous=False, splits_group=False))
+            return len(values)
+        if self.rtol is None:
             allowed = noise**2 + error_estimate**2
             optimistic = needed = _rank_above(values, noise)
         else:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.canonical_basis import canonical_basis_change, canonical_columns
 from tnlib.linalg.gram import adjoint_times, project
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.randomized import sampled_range
@@ -112,9 +112,7 @@ def _split_by_svds(
         flat = rest.reshape(left * leg, -1)
         u, s, _ = thin_svd(flat)
         rank = budget.truncate(s, max_rank=max_rank)
-        if rank < len(s):
-            u, s = u[:, :rank], s[:rank]
-        basis = canonical_basis_change(u, s, budget.dtype).columns(u)
+        basis = canonical_columns(u[:, :rank], s[:rank], budget.dtype)
         cores.append(basis.reshape(left, leg, rank))
         # the product with the matrix itself is right to roundoff, as that of s and vh is not where values cluster
         rest = basis.conj().T @ flat

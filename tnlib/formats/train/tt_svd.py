@@ -127,7 +127,8 @@ def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> lis
     cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
-    return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
+    cores.append(rest.reshape(-1, last, 1))
+    return [core if core.dtype == x.dtype else core.astype(x.dtype) for core in cores]
 
 
 if TYPE_CHECKING:
