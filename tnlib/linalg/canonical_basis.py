@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -178,9 +178,9 @@ def leading_phases(u: Array, dtype: np.dtype[Any] | None = None) -> Array:
         modulus = np.abs(u)
         leads = (modulus >= ratio * np.maximum.reduce(modulus)).argmax(axis=0)
         return unit_phases(u[leads, np.arange(u.shape[1])])
+    extrema: Iterable[tuple[float, float]]
     if u.size <= _FEW:
-        columns = u.T.tolist()
-        extrema = zip(map(max, columns), map(min, columns), strict=True)
+        extrema = [(max(column), min(column)) for column in u.T.tolist()]
     else:
         extrema = zip(np.maximum.reduce(u).tolist(), np.minimum.reduce(u).tolist(), strict=True)
     signs = []

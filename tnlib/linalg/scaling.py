@@ -205,7 +205,10 @@ def norm(a: Array) -> float:
 
 def squares(a: Array) -> float:
     """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
-    flat = np.ascontiguousarray(a).reshape(-1)  # in C order, so that the memory layout does not change the result
+    flat = np.ascontiguousarray(a)  # in C order, so that the memory layout does not change the result
+    if flat.size <= _BLOCK and flat.dtype.char == "d":
+        return float(np.vdot(flat, flat))  # which flattens
+    flat = flat.reshape(-1)
     if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)
     if flat.size <= _BLOCK:

@@ -139,10 +139,11 @@ class TruncationBudget:
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
-        values, noise = s.tolist(), self.noise
+        values = s.tolist()
+        noise = noise_level(self.norm, self.dtype, self.sides[len(self.records)])
         share = noise if self.rtol is None else self._share(self.rtol)
         if values[-1] > share and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
-            self.records.append(Truncation(len(values), 0.0, 0.0, share**2, ambiguous=False, splits_group=False))
+            self.records.append(Truncation(len(values), 0.0, 0.0, share**2, False, False))
             return len(values)
         if self.rtol is None:
             allowed = noise**2 + error_estimate**2

@@ -10,9 +10,7 @@ so the last core is the centre and carries the norm (`leg_splitting.py`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,11 +108,14 @@ def tt_svd(
 
 def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a validated array and its truncations."""
-    size = x.array.size
-    sides = [min(rows, size // rows) for rows in accumulate(x.array.shape[:-1], operator.mul)]
-    budget = TruncationBudget(x.norm, rtol, sides, x.array.dtype)
-    cores = split_array(x.array, budget, max_rank)
-    return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
+    array, exponent, norm = x
+    sides, rows = [], 1
+    for n in array.shape[:-1]:
+        rows *= n
+        sides.append(min(rows, array.size // rows))
+    budget = TruncationBudget(norm, rtol, sides, array.dtype)
+    cores = split_array(array, budget, max_rank)
+    return TensorTrain.from_sweep(cores, len(cores) - 1, exponent), budget
 
 
 def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
