@@ -70,7 +70,7 @@ def read_only(a: Array) -> Array:
     if not isinstance(a, np.ndarray) or not a.flags.writeable:
         return a
     view = a.view()
-    view.setflags(False)
+    view.setflags(write=False)
     return view
 
 

@@ -1,4 +1,4 @@
-"""Softmax, masked softmax, soft cap and matrix products, of numpy arrays, or of torch tensors where gradients are needed."""
+"""Softmax, masked softmax, soft cap and products of numpy arrays, or of torch tensors where gradients are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def like(a: Array, x: Array) -> Array:
         return a
     from tnlib_adapters.attention.tensor_product import as_tensor
 
-    return as_tensor(a)  # type: ignore[return-value]
+    return as_tensor(a)
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -30,7 +30,7 @@ def matmul(a: Array, b: Array) -> Array:
         return a @ b
     from tnlib_adapters.attention.tensor_product import tensor_product
 
-    product: Array = tensor_product(a, b)  # type: ignore[assignment, arg-type]
+    product: Array = tensor_product(a, b)
     return product
 
 
@@ -45,7 +45,7 @@ def softmax(scores: Array, visible: Array | None = None) -> Array:
     if not isinstance(scores, np.ndarray):
         # As a sum, which has no derivative to store, and no gradient of its own beside that of the softmax.
         masked = scores if visible is None else scores + namespace(scores).where(like(visible, scores), 0.0, -np.inf)
-        return masked.softmax(-1)  # type: ignore[no-any-return]
+        return masked.softmax(-1)
     out = None
     if visible is not None:
         scores = np.where(visible, scores, -np.inf)

@@ -37,5 +37,5 @@ class _Product(torch.autograd.Function):
 
 def tensor_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a (..., m, k) times b (..., k, n) of tensors on the host; leading legs of size 1 are broadcast."""
-    product: torch.Tensor = _Product.apply(a, b)
+    product: torch.Tensor = _Product.apply(a, b)  # type: ignore[no-untyped-call]
     return product

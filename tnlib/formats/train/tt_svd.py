@@ -66,7 +66,9 @@ def tt_svd(
         bond and leg, with positive leading entries. The error is at most sqrt(d - 1) times the smallest possible one at
         the same ranks.
 
-    Notes ----- For an array that is read once, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x))
+    Notes
+    -----
+    For an array that is read once, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x))
     with y the result and T a Gaussian matrix of 32 rows on about half of the legs, independent of the sketches from
     which y is computed. The expectation of its square is the squared error. The true error exceeds c times the estimate
     with a probability of at most (exp(1 - 1/c^2) / c^2)^16: below 1 % for c = 1.6, for any x that does not depend on T.

@@ -39,7 +39,7 @@ def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array,
     torch = import_optional("the gradient of a circuit", "torch", "torch")
     from tnlib_adapters.attention.tensor_product import as_tensor
 
-    at = as_tensor(x).requires_grad_()
+    at: Any = as_tensor(x).requires_grad_()
     value: Any = function(at)
 
     def pull_back(grad: Array) -> Array:
