@@ -67,7 +67,7 @@ def _refuse_equal(values: Array) -> None:
         )
 
 
-class TruncatedSVD(NamedTuple):
+class LeftSingularVectors(NamedTuple):
     """Left singular vectors in canonical bases, singular values, and the projection on the vectors."""
 
     u: Array  # (m, r) isometric
@@ -75,7 +75,9 @@ class TruncatedSVD(NamedTuple):
     rest: Array  # u^H a, (r, n)
 
 
-def truncated_svd(a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False) -> TruncatedSVD:
+def truncated_svd(
+    a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
+) -> LeftSingularVectors:
     """Return the leading singular vectors of `a` (m, n), of numpy or another library, at the rank of the budget.
 
     With `diagonal` the singular values will stay on a diagonal between the bases (`equality_tolerance`).
@@ -85,7 +87,7 @@ def truncated_svd(a: Array, budget: TruncationBudget, max_rank: int | None, *, d
     rank = budget.truncate(values, max_rank=max_rank)
     u, values = u[:, :rank], values[:rank]
     change = canonical_basis_change(u, values, budget.dtype, diagonal=diagonal)
-    return TruncatedSVD(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))
+    return LeftSingularVectors(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))
 
 
 def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:

@@ -95,7 +95,7 @@ class TruncationBudget:
     sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
     dtype: np.dtype[Any]  # of the tensor
     records: list[Truncation] = field(default_factory=list, init=False)
-    estimate: ClassVar[str] = ""  # how the error is estimated; here it is known
+    estimate: ClassVar[str | None] = None  # note on an estimated error; here it is known
 
     @property
     def share(self) -> float | None:

@@ -11,14 +11,16 @@ An array in memory gets a few sweeps more, from these factors; one that exceeds 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
@@ -138,7 +140,12 @@ def cp(
     else:
         residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
-    return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, stationary=best.stationary)
+    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter)
+    if rtol is None and not best.stationary:
+        text = f"cp: still improving after {best.n_iter} sweeps, at error {error:.3g}; raise n_iter."
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        return replace(fit, converged=False)
+    return fit
 
 
 def _check_constraint(
