@@ -21,11 +21,13 @@ def as_tensor(a: Array) -> torch.Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return a b."""
         ctx.save_for_backward(a, b)
         return torch.from_numpy(a.numpy() @ b.numpy())
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return grad b^T and a^T grad, each None where it is not needed."""
         a, b = ctx.saved_tensors
         of_a = of_b = None
         if ctx.needs_input_grad[0]:
