@@ -107,7 +107,7 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
 
 def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `as_array` without its pass over the entries; the caller must call `refuse_infinite`."""
-    a = x
+    a: Array = x
     if type(x) is not np.ndarray or x.dtype not in _NATIVE_DTYPES:
         a = _as_native(function, parameter, to_numpy(function, parameter, x))
     if ndim is not None and a.ndim != ndim:

@@ -140,10 +140,9 @@ def cp(
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
     fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter)
     if rtol is None and not best.stationary:
-        fit = replace(fit, converged=False)
         text = f"cp: still improving after {best.n_iter} sweeps, at error {error:.3g}; raise n_iter."
         warnings.warn(text, ConvergenceWarning, stacklevel=4)
-    return fit
+    return replace(fit, converged=fit.converged and (best.stationary or rtol is not None))
 
 
 def _check_constraint(
