@@ -34,10 +34,7 @@ class Scaled(NamedTuple):
 
     def update(self, array: Array) -> Scaled:
         """Return `array` * 2**exponent, rescaled: the result of a linear map of this array."""
-        if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
-            return Scaled(array, self.exponent)
-        e = math.frexp(largest(array))[1]
-        return Scaled(array, self.exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), self.exponent + e)
+        return rescale_drift(array, self.exponent)
 
     def log2_norm(self) -> float:
         """Return the binary logarithm of the Frobenius norm, -inf for zero."""
@@ -54,6 +51,14 @@ class Scaled(NamedTuple):
         if np.iscomplexobj(x):
             return complex(math.ldexp(float(x.real), self.exponent), math.ldexp(float(x.imag), self.exponent))
         return math.ldexp(float(x), self.exponent)
+
+
+def rescale_drift(array: Array, exponent: int) -> Scaled:
+    """Return `array` * 2**`exponent`, rescaled where a sweep has left the neighbourhood of 1."""
+    if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
+        return Scaled(array, exponent)
+    e = math.frexp(largest(array))[1]
+    return Scaled(array, exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), exponent + e)
 
 
 def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:
