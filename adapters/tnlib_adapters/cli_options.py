@@ -30,7 +30,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
-class Layout(click.Choice):  # type: ignore[type-arg]
+class LayoutChoice(click.Choice):  # type: ignore[type-arg]
     """A layout; the refusal of other forms names the commands that write them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -89,7 +89,7 @@ _COMPRESSION = (
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
-    click.option("--layout", type=Layout(tuple(LAYOUTS)), default="factored", show_default=True,
+    click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
                   help="Number format of the factors; float is the dtype of the weights. An integer format with "
