@@ -30,7 +30,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
-class Layout(click.Choice):  # type: ignore[type-arg]
+class LayoutChoice(click.Choice):  # type: ignore[type-arg]
     """A layout; the refusal of other forms names the commands that write them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -92,7 +92,7 @@ _COMPRESSION = (
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
                   help="Passes over the text in which every block is fitted to the original: low, none; default, two; "
                   "high, 200 steps for rounded weights and 400 for factors."),
-    click.option("--layout", type=Layout(tuple(LAYOUTS)), default="factored", show_default=True,
+    click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
                   help="Number format of the factors; float is the dtype of the weights. An integer format with "
