@@ -142,7 +142,8 @@ class TruncationBudget:
         values = s.tolist()
         noise = noise_level(self.norm, self.dtype, self.sides[len(self.records)])
         share = noise if self.rtol is None else self._share(self.rtol)
-        if values[-1] > share and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
+        keeps_last = math.sqrt(values[-1] * values[-1]) > share  # as `_rank_within`: the square may be 0
+        if keeps_last and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
             self.records.append(Truncation(len(values), 0.0, 0.0, share**2, False, False))
             return len(values)
         if self.rtol is None:

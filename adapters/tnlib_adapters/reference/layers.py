@@ -173,7 +173,8 @@ class Norm:
 
     def scaled(self, centred: Array, divisors: Array) -> Array:
         """Return centred rows (..., d_model) over their divisors (..., 1), times weight plus bias."""
-        y: Array = centred / divisors
+        # The gradient of a product in torch needs two arrays of the size of x less than that of a quotient.
+        y: Array = centred / divisors if isinstance(centred, np.ndarray) else centred * (1.0 / divisors)
         y *= like(self.weight, y)
         if self.bias is not None:
             y += like(self.bias, y)
@@ -193,7 +194,12 @@ class Norm:
 
     def divisors(self, centred: Array) -> Array:
         """Return the divisors (..., 1) of centred rows (..., d_model)."""
-        roots: Array = ((centred * centred).mean(-1, keepdims=True) + self.eps) ** 0.5
+        if isinstance(centred, np.ndarray):
+            mean_square = (centred * centred).mean(-1, keepdims=True)
+        else:  # whose gradient takes one array of the size of x, and that of the squares four
+            lengths = namespace_of(centred).linalg.vector_norm(centred, axis=-1, keepdims=True)
+            mean_square = lengths * lengths / centred.shape[-1]
+        roots: Array = (mean_square + self.eps) ** 0.5
         return roots
 
 

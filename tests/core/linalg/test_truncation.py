@@ -42,6 +42,11 @@ def test_the_rank_is_the_smallest_within_budget(s: list[float], rtol: float, cap
     assert r == 1 or t[r - 1] > allowed * (1 - 1e-15)
 
 
+def test_a_value_whose_square_is_zero_is_dropped() -> None:
+    budget = TruncationBudget(1.0, 0.0, [2], np.dtype(float))
+    assert budget.truncate(np.array([1.0, 1e-200])) == 1
+
+
 def test_the_numerical_rank_counts_values_above_noise() -> None:
     s = np.array([3.0, 2.0, 1.0, 0.5])
     for noise, want in ((0.0, 4), (0.5, 3), (0.4, 4), (2.5, 1), (9.0, 1)):
