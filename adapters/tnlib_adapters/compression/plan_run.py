@@ -204,10 +204,7 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     names = names_of(checkpoint, request.what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
     seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
-    n_observed = whitening.TOKENS_OF_INPUTS
-    if request.fits_model:
-        own = collect_calibration
-        n_observed = own.TOKENS_OF_ROUNDING if request.in_bits else own.TOKENS_OF_STATISTICS
+    n_observed = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening.TOKENS_OF_INPUTS
     observed = _count(sample_batches(batches, n_observed))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
     if not request.fits_model:

@@ -40,7 +40,7 @@ from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
-_LEAST_WHOLE = 2.5  # bits per parameter; products of two factors are chosen below, whose losses take time to measure
+_LEAST_WHOLE = 3.5  # bits per parameter; products of two factors are worth it below, and their losses take time
 
 Call = Callable[[], Factorised]  # with all arrays it needs
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # Moments and gates converge with few tokens; the fit has as many unknowns as a layer.
 TOKENS_OF_STATISTICS = 32_768
-TOKENS_OF_ROUNDING = 16_384
 TOKENS_OF_FIT = 65_536
 
 
@@ -90,11 +89,10 @@ def collect_calibration(
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
     rounding
-        If True, collect the statistics of rounding: weighted moments from fewer tokens, and no components.
+        If True, collect the statistics of rounding: weighted moments, and no components.
     """
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
-    n_tokens = TOKENS_OF_ROUNDING if rounding else TOKENS_OF_STATISTICS
-    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, n_tokens)
+    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
     model, spill = weights.folded(model), spill or Spill()
     places = weights.places(model)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
