@@ -4,7 +4,7 @@
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
-#   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run layouts in it
+#   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run narrow models in it
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
 #   make docs    run gallery and tutorials, build the pages into out/docs

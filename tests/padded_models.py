@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tnlib_adapters import open_checkpoint
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.layouts.rotary_planes import RotaryPlanes
+from tnlib_adapters.compression.layouts.structured_pruning import RotaryPlanes
 from tnlib_adapters.factors.projections import Projections, put_together
 
 

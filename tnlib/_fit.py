@@ -134,16 +134,14 @@ def report(
     *,
     error: float,
     rtol: float | None,
-    certified: bool = True,
     n_iter: int = 0,
-    stationary: bool = True,
     notes: tuple[str, ...] = (),
-    estimate: str = "",
+    estimate: str | None = None,
 ) -> Fit[F]:
-    """Return the `Fit` of `function`, and warn of a missed tolerance, missing convergence and notes.
+    """Return the `Fit` of `function`, and warn of a missed tolerance and of notes.
 
-    `stationary` is False for an iteration that ran out of steps while the error still decreased. `estimate` is the note
-    on an error that is estimated, empty for others.
+    `estimate` is the note on an error that is estimated, empty where there is nothing to add; None for an error that is
+    known.
     """
     missed = rtol is not None and error > rtol and error > roundoff(value.dtype, len(value.ranks))
     if missed:
@@ -152,15 +150,12 @@ def report(
             "raise the rank or the number of sweeps that limits it, or rtol."
         )
         warnings.warn(text, ConvergenceWarning, stacklevel=5)
-    elif rtol is None and not stationary:
-        text = f"{function}: still improving after {n_iter} sweeps, at error {error:.3g}; raise n_iter."
-        warnings.warn(text, ConvergenceWarning, stacklevel=5)
     for note in notes:
         warnings.warn(f"{function}: {note}", DegenerateCutWarning, stacklevel=5)
+    certified = estimate is None
     if estimate:
-        certified, notes = False, (*notes, estimate)
+        notes = (*notes, estimate)
     if certified and value.is_subnormal():
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)
-    converged = not missed and (stationary or rtol is not None)
-    return Fit(value, error, certified, converged, n_iter, notes)
+    return Fit(value, error, certified, not missed, n_iter, notes)

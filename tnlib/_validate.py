@@ -107,9 +107,9 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
 
 def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `as_array` without its pass over the entries; the caller must call `refuse_infinite`."""
-    a = to_numpy(function, parameter, x)
-    if a.dtype not in _NATIVE_DTYPES:
-        a = _as_native(function, parameter, a)
+    a: Array = x
+    if type(x) is not np.ndarray or x.dtype not in _NATIVE_DTYPES:
+        a = _as_native(function, parameter, to_numpy(function, parameter, x))
     if ndim is not None and a.ndim != ndim:
         raise ArgumentError(
             f"{function}: {parameter} must have {plural(ndim, 'leg')}, got shape {a.shape}; reshape it first."
@@ -123,6 +123,8 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
 
 
 def _as_native(function: str, parameter: str, a: Array) -> Array:
+    if a.dtype in _NATIVE_DTYPES:
+        return a
     if a.dtype.name in HALF:
         return a.astype(np.float32)
     if a.dtype.kind in "iub":
@@ -410,7 +412,7 @@ def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not ours.keys().isdisjoint(kwargs):
+        if kwargs and not ours.keys().isdisjoint(kwargs):
             name = min(ours.keys() & kwargs.keys())
             advice = f"pass {ours[name]}= instead" if ours[name] else "leave it out"
             raise ArgumentTypeError(f"{function.__name__}: keywords must be those of tnlib, got {name}=; {advice}.")

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from tnlib_adapters.cli_options import (
-    LAYOUTS_HELP,
     METHODS_HELP,
     Bytes,
     Size,
@@ -21,6 +20,7 @@ from tnlib_adapters.cli_options import (
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
+from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -99,12 +99,12 @@ def demo(out: Path, force: bool) -> None:
     click.echo("\n\n".join(story(result)))
 
 
-@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS_HELP})
+@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS})
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
 @click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for the layouts narrow and mla: a size in config.json, see Layouts below; "
+              help="Instead of --keep, for the layout narrow: a size in config.json, see Layouts below; "
               "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Decompose and round the weights in N processes of this machine, of one thread each.")  # fmt: skip
@@ -129,7 +129,7 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
     show_report(report, out)
 
 
-@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS_HELP})
+@main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS})
 @click.argument("source", metavar="IN")
 @options_of_compression
 @options_of_placement

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tnlib_adapters.compression.layouts.layout_table import LAYOUTS, OTHER_COMMANDS, SMALLER_MODELS
+from tnlib_adapters.compression.layouts.layout_options import LAYOUTS, OTHER_COMMANDS
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.request import STORES, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
@@ -30,7 +30,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
-class Layout(click.Choice):  # type: ignore[type-arg]
+class LayoutChoice(click.Choice):  # type: ignore[type-arg]
     """A layout; the refusal of other forms names the commands that write them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -89,7 +89,7 @@ _COMPRESSION = (
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
-    click.option("--layout", type=Layout((*LAYOUTS, *SMALLER_MODELS)), default="factored", show_default=True,
+    click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
                   help="Number format of the factors; float is the dtype of the weights. An integer format with "
@@ -99,7 +99,6 @@ _COMPRESSION = (
 
 
 METHODS_HELP = {name: row.help for name, row in TABLE.items()}
-LAYOUTS_HELP = LAYOUTS | {name: row.help for name, row in SMALLER_MODELS.items()}
 
 
 def options_of_placement(command: Callable[..., None]) -> Callable[..., None]:

@@ -85,7 +85,7 @@ def short_text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few_layout_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit a layout in a few steps."""
+    """Fit the layout `narrow` in a few steps."""
     few_steps(monkeypatch, 6)
 
 

@@ -29,7 +29,7 @@ from command_line import run_command
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from oracles import assert_one_sentence
 from tnlib_adapters import builtin_path, cli, open_checkpoint
-from tnlib_adapters.compression.layouts.layout_table import LAYOUTS
+from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
 from tnlib_adapters.compression.methods.table import METHODS
 
 KEY = "layers.1.attention.key.weight"
@@ -39,7 +39,7 @@ KEY = "layers.1.attention.key.weight"
 
 
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["factored", "dense"])
 @pytest.mark.parametrize("method", METHODS)
 def test_compress(method: str, layout: str, tmp_path: Path) -> None:
     source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"

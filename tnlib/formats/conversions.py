@@ -16,8 +16,8 @@ from tnlib.formats.matrix.svd import SVD
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.cores import contract_cores
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import right_canonicalize
 from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_rounding import right_canonicalize
 from tnlib.formats.train.tt_svd import decompose_prepared
 from tnlib.formats.tucker.format import Tucker, refuse_large_core
 from tnlib.linalg.canonical_basis import canonical_basis_change

@@ -27,6 +27,13 @@ def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> li
     return [a.astype(dtype, copy=False) for a in copies]
 
 
+def copies_of_one_dtype(function: str, parameter: str, arrays: Sequence[Array]) -> list[Array]:
+    """Return copies of one dtype of finite numpy arrays; raises where their precisions differ."""
+    _refuse_several_precisions(function, parameter, arrays)
+    dtype = np.result_type(*{a.dtype for a in arrays}) if arrays else np.dtype(float)
+    return [np.array(a, dtype, order="C") for a in arrays]
+
+
 def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
     """Return finite copies, from numpy or torch, of one precision; real arrays stay real."""
     devices = sorted({str(a.device) for a in arrays if hasattr(a, "resolve_conj")})  # of torch tensors
@@ -35,13 +42,17 @@ def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Arra
             f"{function}: {parameter}s must lie on one device, got {' and '.join(devices)}; move them to one."
         )
     copies = [np.array(as_array(function, f"{parameter} {k}", a), order="C") for k, a in enumerate(arrays)]
-    precisions = sorted({a.real.dtype.name for a in copies})
+    _refuse_several_precisions(function, parameter, copies)
+    return copies
+
+
+def _refuse_several_precisions(function: str, parameter: str, arrays: Sequence[Array]) -> None:
+    precisions = {a.real.dtype for a in arrays}
     if len(precisions) > 1:
         raise ArgumentTypeError(
-            f"{function}: {parameter}s must have one precision, got {' and '.join(precisions)}; "
+            f"{function}: {parameter}s must have one precision, got {' and '.join(sorted(map(str, precisions)))}; "
             "convert them to the dtype you want."
         )
-    return copies
 
 
 def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:

@@ -19,8 +19,8 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import right_canonicalize
 from tnlib.formats.train.tt_matrix import TTMatrix
+from tnlib.formats.train.tt_rounding import right_canonicalize
 from tnlib.formats.train.vidal import Vidal
 from tnlib.interop.core_arrays import with_scale
 from tnlib.interop.tenpy_parts import OPERATOR_LEGS, STATE_LEGS

@@ -11,7 +11,7 @@ import functools
 import types
 import zlib
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from tnlib._typing import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
+Rows: TypeAlias = tuple[Array, ...]  # of one matrix and one length
 
 # Sums may be taken in any order, which is what lets them run in vector registers. NaN and inf keep their meaning.
 _SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}
@@ -63,10 +64,9 @@ def _compile(function: Callable[..., Any], kinds: str) -> Callable[..., Any]:
 
 
 @inlined
-def _tile(
-    x0: Array, x1: Array, x2: Array, x3: Array, y0: Array, y1: Array, y2: Array, y3: Array, out: Array, i: int, j: int
-) -> None:
-    """Add the dot products of rows x0 ... x3 with rows y0 ... y3, all of one length, to out[i:i+4, j:j+4]."""
+def _tile(x: Rows, y: Rows, out: Array, i: int, j: int) -> None:
+    """Add the dot products of four rows with four rows, all of one length, to out[i:i+4, j:j+4]."""
+    (x0, x1, x2, x3), (y0, y1, y2, y3) = x, y
     s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = 0.0
     s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = 0.0
     for k in range(len(x0)):  # sixteen sums in registers
@@ -108,7 +108,7 @@ def add_gram(a: Array, slabs: tuple[int, int], columns: tuple[int, int], width: 
                 b = block[:, :filled]
                 for i in range(0, padded, 4):
                     for j in range(i, padded, 4):
-                        _tile(b[i], b[i + 1], b[i + 2], b[i + 3], b[j], b[j + 1], b[j + 2], b[j + 3], part, i, j)
+                        _tile((b[i], b[i + 1], b[i + 2], b[i + 3]), (b[j], b[j + 1], b[j + 2], b[j + 3]), part, i, j)
                 filled, blocks = 0, blocks + 1
                 if blocks % 64 == 0:  # sums of sums: equal terms would all round in the same direction
                     out += part
@@ -124,16 +124,15 @@ def times_rows(a: Array, b: Array, width: int, out: Array) -> None:
         for k in range(0, n, width):
             e = min(k + width, n)
             for j in range(0, len(b), 4):
-                x0, x1, x2, x3 = a[i, k:e], a[i + 1, k:e], a[i + 2, k:e], a[i + 3, k:e]
-                y0, y1, y2, y3 = b[j, k:e], b[j + 1, k:e], b[j + 2, k:e], b[j + 3, k:e]
-                _tile(x0, x1, x2, x3, y0, y1, y2, y3, out, i, j)
+                x = a[i, k:e], a[i + 1, k:e], a[i + 2, k:e], a[i + 3, k:e]
+                y = b[j, k:e], b[j + 1, k:e], b[j + 2, k:e], b[j + 3, k:e]
+                _tile(x, y, out, i, j)
 
 
 @inlined
-def _add_eight(
-    y: Array, x0: Array, x1: Array, x2: Array, x3: Array, x4: Array, x5: Array, x6: Array, x7: Array, c: Array
-) -> None:
-    """Add c[0] x0 + ... + c[7] x7 to y, rows of one length."""
+def _add_eight(y: Array, x: Rows, c: Array) -> None:
+    """Add the combination of eight rows with coefficients c (8,) to y, rows of one length."""
+    x0, x1, x2, x3, x4, x5, x6, x7 = x
     c0, c1, c2, c3, c4, c5, c6, c7 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
     for k in range(len(y)):
         first = c0 * x0[k] + c1 * x1[k] + c2 * x2[k] + c3 * x3[k]
@@ -153,7 +152,7 @@ def add_combinations(e: Array, a: Array, rows: int, width: int, out: Array) -> N
         for k in range(0, n, width):
             z = min(k + width, n)
             for i in range(first, min(first + rows, m), 8):
-                x0, x1, x2, x3 = a[i, k:z], a[i + 1, k:z], a[i + 2, k:z], a[i + 3, k:z]
-                x4, x5, x6, x7 = a[i + 4, k:z], a[i + 5, k:z], a[i + 6, k:z], a[i + 7, k:z]
+                first_four = a[i, k:z], a[i + 1, k:z], a[i + 2, k:z], a[i + 3, k:z]
+                x = (*first_four, a[i + 4, k:z], a[i + 5, k:z], a[i + 6, k:z], a[i + 7, k:z])
                 for j in range(len(e)):
-                    _add_eight(out[j, k:z], x0, x1, x2, x3, x4, x5, x6, x7, e[j, i : i + 8])
+                    _add_eight(out[j, k:z], x, e[j, i : i + 8])

@@ -34,10 +34,7 @@ class Scaled(NamedTuple):
 
     def update(self, array: Array) -> Scaled:
         """Return `array` * 2**exponent, rescaled: the result of a linear map of this array."""
-        if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
-            return Scaled(array, self.exponent)
-        e = math.frexp(largest(array))[1]
-        return Scaled(array, self.exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), self.exponent + e)
+        return rescale_drift(array, self.exponent)
 
     def log2_norm(self) -> float:
         """Return the binary logarithm of the Frobenius norm, -inf for zero."""
@@ -54,6 +51,14 @@ class Scaled(NamedTuple):
         if np.iscomplexobj(x):
             return complex(math.ldexp(float(x.real), self.exponent), math.ldexp(float(x.imag), self.exponent))
         return math.ldexp(float(x), self.exponent)
+
+
+def rescale_drift(array: Array, exponent: int) -> Scaled:
+    """Return `array` * 2**`exponent`, rescaled where a sweep has left the neighbourhood of 1."""
+    if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
+        return Scaled(array, exponent)
+    e = math.frexp(largest(array))[1]
+    return Scaled(array, exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), exponent + e)
 
 
 def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:
@@ -127,11 +132,6 @@ def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:
     if top == 0.0 or 1.0 / safe < top < safe:
         return 0
     return math.frexp(top)[1]
-
-
-def in_range(a: Array, length: float) -> bool:
-    """Test if the Frobenius norm `length` alone implies `exponent_of(a) == 0`."""
-    return in_safe_range(length, a.size, a.dtype)
 
 
 def in_safe_range(length: float, size: int, dtype: np.dtype[Any]) -> bool:
@@ -210,7 +210,10 @@ def norm(a: Array) -> float:
 
 def squares(a: Array) -> float:
     """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
-    flat = np.ascontiguousarray(a).reshape(-1)  # in C order, so that the memory layout does not change the result
+    flat = np.ascontiguousarray(a)  # in C order, so that the memory layout does not change the result
+    if flat.size <= _BLOCK and flat.dtype.char == "d":
+        return float(np.vdot(flat, flat))  # which flattens
+    flat = flat.reshape(-1)
     if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)
     if flat.size <= _BLOCK:
@@ -274,13 +277,13 @@ def prepare(function: str, parameter: str, x: Any, *, ndim: int | None = None) -
 
     Arrays of other libraries are read as numpy arrays: without a copy on the host, from a device with one.
     """
-    if is_other_array(x) and not hasattr(x, "resolve_conj"):
+    if type(x) is not np.ndarray and is_other_array(x) and not hasattr(x, "resolve_conj"):
         x = to_host(x)
     a = np.ascontiguousarray(as_numbers(function, parameter, x, ndim=ndim))
     length = math.sqrt(squares(a))  # the only pass over a large array: NaN, inf and overflow all appear in the sum
     if not math.isfinite(length):
         refuse_infinite(function, parameter, a)
-    if in_range(a, length):
+    if in_safe_range(length, a.size, a.dtype):
         return Prepared(a, 0, length)
     scaled, exponent = rescale(a)
     return Prepared(scaled, exponent, norm(scaled))

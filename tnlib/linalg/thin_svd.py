@@ -31,24 +31,20 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
         return _svd_of_other(a)
     # numpy's LAPACK, as for every other factorization and product: scipy brings threads of its own, and where
     # calls to both alternate, the idle threads of one spin in the way of the other.
-    wide = a.shape[0] < a.shape[1]
+    m, n = a.shape
+    wide = m < n
     tall = a.T if wide else a  # the QR of a tall matrix sums along columns, and rounds less than the LQ of a wide one
-    if tall.shape[1] < _THREADED:
-        u, s, vh = _svd_of_array(tall)
-    else:
-        with all_blas_threads():
-            u, s, vh = _svd_of_array(tall)
-    return (vh.T, s, u.T) if wide else (u, s, vh)
-
-
-def _svd_of_array(a: Array) -> tuple[Array, Array, Array]:
     try:
-        return np.linalg.svd(a, full_matrices=False)
+        if m < _THREADED or n < _THREADED:
+            u, s, vh = np.linalg.svd(tall, full_matrices=False)
+        else:
+            with all_blas_threads():
+                u, s, vh = np.linalg.svd(tall, full_matrices=False)
     except np.linalg.LinAlgError:
         import scipy.linalg
 
-        u, s, vh = scipy.linalg.svd(a, full_matrices=False, check_finite=False, lapack_driver="gesvd")
-        return u, s, vh
+        u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
+    return (vh.T, s, u.T) if wide else (u, s, vh)
 
 
 def _svd_of_other(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
@@ -71,7 +67,7 @@ def _refuse_equal(values: Array) -> None:
         )
 
 
-class TruncatedSVD(NamedTuple):
+class LeftSingularVectors(NamedTuple):
     """Left singular vectors in canonical bases, singular values, and the projection on the vectors."""
 
     u: Array  # (m, r) isometric
@@ -79,7 +75,9 @@ class TruncatedSVD(NamedTuple):
     rest: Array  # u^H a, (r, n)
 
 
-def truncated_svd(a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False) -> TruncatedSVD:
+def truncated_svd(
+    a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
+) -> LeftSingularVectors:
     """Return the leading singular vectors of `a` (m, n), of numpy or another library, at the rank of the budget.
 
     With `diagonal` the singular values will stay on a diagonal between the bases (`equality_tolerance`).
@@ -89,7 +87,7 @@ def truncated_svd(a: Array, budget: TruncationBudget, max_rank: int | None, *, d
     rank = budget.truncate(values, max_rank=max_rank)
     u, values = u[:, :rank], values[:rank]
     change = canonical_basis_change(u, values, budget.dtype, diagonal=diagonal)
-    return TruncatedSVD(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))
+    return LeftSingularVectors(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))
 
 
 def _svd_of_tall(a: Array) -> tuple[Array, Array, Array]:

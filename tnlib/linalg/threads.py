@@ -24,6 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LARGE = 1 << 24  # multiplications; a smaller product ends before threads have started
+_UNTHREADED = 1 << 10  # entries; the smaller side of a matrix of them is at most 32, the block size of LAPACK
 
 
 class _ThisThread(threading.local):
@@ -43,9 +44,25 @@ class _ThreadState:
 
 def single_threaded_blas(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` with BLAS limited to one thread; `run_parallel` and `parallel_matmul` use all of them."""
+    return _single_threaded(function, 0)
+
+
+def single_threaded_blas_of_large(function: Callable[P, R]) -> Callable[P, R]:
+    """Return `single_threaded_blas(function)` that leaves BLAS as it is for an array of at most 1024 entries.
+
+    Neither a thin SVD nor a product of such arrays starts a thread: OpenBLAS uses one up to 2^18 multiplications, and
+    LAPACK multiplies by blocks of reflectors from 33 columns on. The two changes of the limit would cost 6 us.
+    """
+    return _single_threaded(function, _UNTHREADED)
+
+
+def _single_threaded(function: Callable[P, R], n_small: int) -> Callable[P, R]:
+    """Return `function` with BLAS limited to one thread, unless its first argument is an array of `n_small` entries."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if n_small and args and type(args[0]) is np.ndarray and args[0].size <= n_small:
+            return function(*args, **kwargs)
         if _ThreadState.this_thread.in_pool:  # a call from inside a call
             return function(*args, **kwargs)
         with _ThreadState.lock:

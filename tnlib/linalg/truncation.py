@@ -52,6 +52,14 @@ def numerical_rank(s: Array, noise: float) -> int:
     return max(1, int(np.count_nonzero(s > noise)))
 
 
+def _rank_above(values: Sequence[float], noise: float) -> int:
+    """Return the `numerical_rank` of descending values."""
+    rank = len(values)
+    while rank > 1 and not values[rank - 1] > noise:
+        rank -= 1
+    return rank
+
+
 def _rank_within(values: Sequence[float], budget: float) -> int:
     """Return the smallest rank, at least 1, whose tail norm is at most `budget`."""
     square = 0.0
@@ -87,14 +95,15 @@ class TruncationBudget:
     sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
     dtype: np.dtype[Any]  # of the tensor
     records: list[Truncation] = field(default_factory=list, init=False)
-    estimate: ClassVar[str] = ""  # how the error is estimated; here it is known
+    estimate: ClassVar[str | None] = None  # note on an estimated error; here it is known
 
     @property
     def share(self) -> float | None:
         """Frobenius norm that the next truncation may discard; None where numerical ranks are kept."""
-        if self.rtol is None:
-            return None
-        remaining = (self.rtol * self.norm) ** 2 - sum([record.charged for record in self.records])
+        return None if self.rtol is None else self._share(self.rtol)
+
+    def _share(self, rtol: float) -> float:
+        remaining = (rtol * self.norm) ** 2 - sum([record.charged for record in self.records])
         return math.sqrt(max(0.0, remaining) / (len(self.sides) - len(self.records)))
 
     @property
@@ -130,10 +139,15 @@ class TruncationBudget:
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
-        share, values = self.share, s.tolist()
-        if share is None:
-            allowed = self.noise**2 + error_estimate**2
-            optimistic = needed = numerical_rank(s, self.noise)
+        values = s.tolist()
+        noise = noise_level(self.norm, self.dtype, self.sides[len(self.records)])
+        share = noise if self.rtol is None else self._share(self.rtol)
+        if values[-1] > share and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
+            self.records.append(Truncation(len(values), 0.0, 0.0, share**2, False, False))
+            return len(values)
+        if self.rtol is None:
+            allowed = noise**2 + error_estimate**2
+            optimistic = needed = _rank_above(values, noise)
         else:
             allowed = share**2
             optimistic = needed = _rank_within(values, share)
@@ -143,11 +157,10 @@ class TruncationBudget:
         rank = min(needed, cap)
         last, split = values[rank - 1], False
         if rank < needed:
-            noise = self.noise
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
             split = splits_group(s, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
-        total = math.hypot(*values[rank:], error_estimate if rank < len(s) else 0.0, discarded)
+        total = math.hypot(*values[rank:], error_estimate if rank < len(values) else 0.0, discarded)
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
         self.records.append(Truncation(rank, total, min(total**2, allowed), allowed, ambiguous, split))
         return rank

@@ -24,7 +24,7 @@ from tnlib_adapters.attention.frozen_attention import as_patterns
 from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
-from tnlib_adapters.attention.softmax import like, soft_capped, softmax
+from tnlib_adapters.attention.softmax import like, matmul, soft_capped, softmax
 from tnlib_adapters.attention.validation import as_stream, check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
@@ -201,7 +201,7 @@ class AttentionWeights(GroupedHeads):
 
     def bilinear_scores(self, queries: Array, keys: Array, distances: Array | None) -> Array:
         """Return the scores before a soft cap; without what the distances add if they are None."""
-        return self.scaled(queries @ self.repeated(keys).swapaxes(-1, -2), distances)  # h ... m [dh] n
+        return self.scaled(matmul(queries, self.repeated(keys).swapaxes(-1, -2)), distances)  # h ... m [dh] n
 
     def scaled(self, products: Array, distances: Array | None) -> Array:
         """Return `products` (heads, ..., m, n) of queries and keys, overwritten by the scores before a soft cap."""
@@ -218,7 +218,7 @@ class AttentionWeights(GroupedHeads):
 
     def head_outputs(self, patterns: Array, values: Array) -> Array:
         """Return what every head writes, (heads, ..., m, d_model), for patterns (heads, ..., m, n) and values."""
-        mixed = patterns @ self.repeated(values)  # h ... m [n] dh
+        mixed = matmul(patterns, self.repeated(values))  # h ... m [n] dh
         return _by_head(mixed, self.W_O)  # h ... m [dh] d_model
 
     def offsets(self, distances: Array) -> Array | None:
@@ -306,5 +306,5 @@ def _project(x: Array, constant: Array | float, weight: Array, bias: Array | Non
 def _by_head(x: Array, weight: Array) -> Array:
     """Return x (n, d), or (heads or 1, ..., n, d), times the weight (heads, d, columns) of every head."""
     rows = x if x.ndim == 2 else x.reshape(len(x), -1, x.shape[-1])
-    products: Array = rows @ like(weight, x)  # h (... n) [d] c
+    products = matmul(rows, like(weight, x))  # h (... n) [d] c
     return products if x.ndim < 4 else products.reshape(len(weight), *x.shape[1:-1], -1)

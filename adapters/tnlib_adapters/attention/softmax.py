@@ -1,4 +1,4 @@
-"""Softmax, masked softmax and soft cap, of numpy arrays, or of torch tensors where gradients are needed."""
+"""Softmax, masked softmax, soft cap and products of numpy arrays, or of torch tensors where gradients are needed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,19 @@ def like(a: Array, x: Array) -> Array:
     """Return the array `a` in the library of x, without a copy where it is writeable."""
     if isinstance(x, np.ndarray):
         return a
-    tensor: Array = namespace(x).asarray(a if a.flags.writeable else a.copy())  # torch warns of read-only memory
-    return tensor
+    from tnlib_adapters.attention.tensor_product import as_tensor
+
+    return as_tensor(a)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return a @ b (..., m, n), both of numpy or both of torch on the host, of at least two legs."""
+    if isinstance(a, np.ndarray):
+        return a @ b
+    from tnlib_adapters.attention.tensor_product import tensor_product
+
+    product: Array = tensor_product(a, b)
+    return product
 
 
 def softmax(scores: Array, visible: Array | None = None) -> Array:
@@ -31,11 +42,15 @@ def softmax(scores: Array, visible: Array | None = None) -> Array:
     >>> softmax(np.array([0.0, 0.0, 5.0]), np.array([True, True, False]))
     array([0.5, 0.5, 0. ])
     """
-    if visible is not None:
-        scores = namespace_of(scores).where(like(visible, scores), scores, -np.inf)
     if not isinstance(scores, np.ndarray):
-        return scores.softmax(-1)
-    shifted: Array = scores - scores.max(-1, keepdims=True)
+        # As a sum, which has no derivative to store, and no gradient of its own beside that of the softmax.
+        masked = scores if visible is None else scores + namespace(scores).where(like(visible, scores), 0.0, -np.inf)
+        return masked.softmax(-1)
+    out = None
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+        out = scores  # a copy, that may be overwritten
+    shifted: Array = np.subtract(scores, scores.max(-1, keepdims=True), out=out)
     weights: Array = np.exp(shifted, out=shifted if shifted.dtype.kind == "f" else None)
     weights /= weights.sum(-1, keepdims=True)
     return weights

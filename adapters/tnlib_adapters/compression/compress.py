@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tnlib._validate import as_count, as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics_files import remove_spill_folder
-from tnlib_adapters.compression.evaluation.evaluate import OnText, measure_on_text, measure_quality
+from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.executor import open_workers
-from tnlib_adapters.compression.layouts.layout_request import LayoutRequest
-from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
-from tnlib_adapters.compression.layouts.write_smaller import write_smaller
+from tnlib_adapters.compression.layouts.narrow import NarrowModel
 from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
@@ -95,11 +92,10 @@ def compress(
         every layer is fitted with rounding. "", the default, is "heads" without a text; with one, "calibrated" for
         `keep` or `max_error`, otherwise "quantized", with 4 bits unless `bits` or `store` is given.
     layout
-        "factored" stores the factors; "dense" their products under the original names. The others write a smaller
-        model, which loads without tnlib, fitted on the text of `calibrate`; `method`, `what`, `store`, `bits` and
-        `max_error` do not apply. "narrow": the same architecture with a smaller `head_dim` and `intermediate_size`;
-        `keep` is the fraction of attention and feed-forward layers. "mla": a DeepseekV3ForCausalLM with one latent
-        vector for the keys and values of all heads; needs `sizes`.
+        "factored" stores the factors; "dense" their products under the original names. "narrow" writes a model of the
+        same architecture with a smaller `head_dim` and `intermediate_size`, which loads without tnlib, fitted on the
+        text of `calibrate`; `keep` is the fraction of attention and feed-forward layers. Of the other options only
+        `calibration_tokens`, `device`, `dtype` and `cache_bytes` apply.
     store
         "float" writes factors in the dtype of the weights, "int8" in one byte per number, rounded to nearest, with a
         scale for every component; "int4", "int3" and "int2" in so many bits per number, packed, with a scale for every
@@ -133,8 +129,7 @@ def compress(
         leave of it is shared by a batch of the text, the factors in memory and the weights of the running model;
         batches of fewer than 1,024 tokens change the result. None for the defaults.
     sizes
-        Instead of `keep`, for a layout that is a smaller model: values of its keys of config.json, `head_dim` and
-        `intermediate_size` of "narrow", those left out stay; `kv_lora_rank` and `qk_rope_head_dim` of "mla".
+        Instead of `keep`, for layout "narrow": `head_dim`, `intermediate_size` or both, as in config.json.
     cluster
         Address of a Dask scheduler, such as "tcp://10.0.0.1:8786": its workers decompose and round the weights. They
         need tnlib and dask, and no files. The result does not depend on them.
@@ -187,31 +182,29 @@ def compress(
         "calibration_tokens": calibration_tokens,
         "spill": spill,
         "max_memory": max_memory,
+        "sizes": sizes,
         "cluster": cluster,
         "workers": workers,
         "device": device,
         "dtype": dtype,
     }
-    if layout in SMALLER_MODELS or sizes:
-        smaller = LayoutRequest.of(sizes, cache_bytes=cache_bytes, **options)
-        return write_smaller(source, out, smaller, force=force, progress=progress)
     request = Request.of(**options)
     target = as_path("compress", "out", out)
     n_cached = None if cache_bytes is None else as_count("compress", "cache_bytes", cache_bytes, least=0)
     opened = open_source(request, source, target, force=force)
-    checkpoint, calibration, held_out = opened.checkpoint, opened.calibration, opened.held_out
-    limits = limits_of(checkpoint, request)
+    checkpoint, limits = opened.checkpoint, limits_of(opened.checkpoint, request)
     original = SourceModel(checkpoint, request.calibration_tokens, limits=limits, placement=request_placement(request))
     with scratch_folder(target) as scratch:
-        plan = _plan(original, request, calibration, progress, limits.cache if n_cached is None else n_cached, scratch)
+        model: type[NarrowModel | _FactoredModel] = NarrowModel if layout == "narrow" else _FactoredModel
+        compressed = model(checkpoint, request, Workspace(limits.cache if n_cached is None else n_cached, scratch))
+        compressed.fit(original, opened.calibration, progress)
         with whole_folder(target) as partial:
-            for step in write_checkpoint(checkpoint, plan, layout, partial):
+            for step in compressed.write(partial):
                 progress(*step)
             written = open_checkpoint(partial)
-            quality = measure_quality(checkpoint, written)
-            on_text = measure_on_text(original, written, what, held_out, progress) if held_out else None
-            report = measured_report(checkpoint, written, plan, request, quality, on_text, progress, started)
-            report = replace(report, calibration=opened.calibration_summary(original))
+            measures = compressed.measures(written, original, opened.held_out, progress)
+            measures["calibration"] = opened.calibration_summary(original)
+            report = _report(checkpoint, written, request, measures, started)
             write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=force)
     if request.spill_folder is not None:
@@ -219,73 +212,81 @@ def compress(
     return report
 
 
-def _plan(
-    original: SourceModel,
-    request: Request,
-    calibration: str | None,
-    progress: Progress,
-    cache_bytes: int,
-    scratch: Callable[[], Path],
-) -> Plan:
-    """Return the plan of a request, made by its workers if it names any."""
-    with open_workers(request.cluster, request.workers) as workers:
-        _check_finite(original.checkpoint, request, progress)
-        return make_plan(original, request, calibration, progress, Workspace(cache_bytes, scratch, workers))
-
-
-def measured_report(
-    before: Checkpoint,
-    after: Checkpoint,
-    plan: Plan,
-    request: Request,
-    quality: Mapping[str, float],
-    on_text: OnText | None,
-    progress: Progress,
-    started: float,
+def _report(
+    before: Checkpoint, after: Checkpoint, request: Request, measures: Mapping[str, Any], started: float
 ) -> Report:
-    """Measure the written checkpoint and return the report of a compression that began at `started`."""
-    layers, heads, squares = compare_attention(before, after, plan, progress)
-    if plan.forecast.measure == RELATIVE:
-        squares += compare_modules(before, after, plan)
-    with_text = request.calibrate is not None
-    names = names_of(before, request.what, with_text=with_text)
-    bytes_before, n_other = stored_bytes(before, request.what, names)
-    bytes_after, _ = stored_bytes(after, request.what, names)
+    """Return the report of a compression that began at `started`, with these measures."""
+    folder = before.folder
     return Report(
-        source=path_text(before.folder.path),
+        source=path_text(folder.path),
         model_type=before.wiring.model_type,
-        method=plan.method,
         layout=request.layout,
         keep=request.keep,
-        kept=plan.kept,
-        n_before=plan.n_before,
-        n_after=plan.n_after,
-        n_other=n_other,
-        bytes_before=bytes_before,
-        bytes_after=bytes_after,
-        layers=layers,
-        heads=heads,
-        quality={**quality, **(on_text.measures(plan.forecast) if on_text else {})},
-        left_out=[path_text(p.relative_to(before.folder.path)) for p in other_files(before.folder, (REPORT, PAGE))[1]],
-        max_error=request.max_error,
-        bits=request.bits,
-        flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),
-        store=request.store,
-        what=request.what,
-        measure=plan.forecast.measure,
-        predicted=plan.forecast.error,
-        measured=on_text.after.error if on_text else root_mean_square(squares),
-        plain_bytes=plain_bytes(before, request.what, names),
-        plain_measured=on_text.int8.error if on_text else None,
-        average_bits=8 * plan_bytes(before, plan) / plan.n_before,
-        rounded=_rounded_reports(plan),
+        left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
         load=loading_code(after, request.layout),
-        curve=plan.forecast.curve(),
-        matrices=[_matrix_report(before, plan, name) for name in names],
-        left_dense=left_dense(before, with_text=with_text) if request.what == "all" else {},
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
+        **measures,
     )
+
+
+class _FactoredModel:
+    """A checkpoint whose weights are factored or rounded; parameters and methods are those of `NarrowModel`."""
+
+    def __init__(self, checkpoint: Checkpoint, request: Request, workspace: Workspace) -> None:
+        self._checkpoint, self._request, self._workspace = checkpoint, request, workspace
+
+    def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
+        """Make the plan of the request, by its workers if it names any."""
+        request = self._request
+        with open_workers(request.cluster, request.workers) as workers:
+            _check_finite(self._checkpoint, request, progress)
+            self._workspace.workers = workers
+            self._plan = make_plan(source, request, text, progress, self._workspace)
+
+    def write(self, out: Path) -> Iterator[tuple[str, int, int]]:
+        """Write the checkpoint into the empty folder `out`; yields (stage, done, total)."""
+        return write_checkpoint(self._checkpoint, self._plan, self._request.layout, out)
+
+    def measures(self, after: Checkpoint, source: SourceModel, held_out: str, progress: Progress) -> dict[str, Any]:
+        """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
+        before, plan, request = self._checkpoint, self._plan, self._request
+        quality = measure_quality(before, after)
+        on_text = measure_on_text(source, after, request.what, held_out, progress) if held_out else None
+        layers, heads, squares = compare_attention(before, after, plan, progress)
+        if plan.forecast.measure == RELATIVE:
+            squares += compare_modules(before, after, plan)
+        with_text = request.calibrate is not None
+        names = names_of(before, request.what, with_text=with_text)
+        bytes_before, n_other = stored_bytes(before, request.what, names)
+        bytes_after, _ = stored_bytes(after, request.what, names)
+        return {
+            "method": plan.method,
+            "kept": plan.kept,
+            "n_before": plan.n_before,
+            "n_after": plan.n_after,
+            "n_other": n_other,
+            "bytes_before": bytes_before,
+            "bytes_after": bytes_after,
+            "layers": layers,
+            "heads": heads,
+            "quality": {**quality, **(on_text.measures(plan.forecast) if on_text else {})},
+            "max_error": request.max_error,
+            "bits": request.bits,
+            "flops": dict(zip(("before", "after"), plan.flops or (), strict=False)),
+            "store": request.store,
+            "what": request.what,
+            "measure": plan.forecast.measure,
+            "predicted": plan.forecast.error,
+            "measured": on_text.after.error if on_text else root_mean_square(squares),
+            "plain_bytes": plain_bytes(before, request.what, names),
+            "plain_measured": on_text.int8.error if on_text else None,
+            "average_bits": 8 * plan_bytes(before, plan) / plan.n_before,
+            "rounded": _rounded_reports(plan),
+            "curve": plan.forecast.curve(),
+            "matrices": [_matrix_report(before, plan, name) for name in names],
+            "left_dense": left_dense(before, with_text=with_text) if request.what == "all" else {},
+        }
 
 
 def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:

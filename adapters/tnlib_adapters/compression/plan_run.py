@@ -16,7 +16,6 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
-from tnlib_adapters.compression.layouts.layout_table import SMALLER_MODELS
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.methods.components import components, components_in_single_precision, is_large
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
@@ -166,10 +165,8 @@ def _checked(options: Mapping[str, Any]) -> Request:
     for name in options:
         if name not in names:
             raise ArgumentTypeError(f"plan: options must be among {', '.join(names)}, got {name}; leave it out.")
-    if options.get("layout") in SMALLER_MODELS:
-        raise ArgumentError(
-            f"plan: layout must be 'factored' or 'dense', got {options['layout']!r}; pass one of these."
-        )
+    if options.get("layout") == "narrow":
+        raise ArgumentError("plan: layout must be 'factored' or 'dense', got 'narrow'; pass one of these.")
     return Request.of(**{"calibrate": None, "statistics": None, "spill": None, **options})
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.compression.layouts.layout_table import check_layout
+from tnlib_adapters.compression.layouts.layout_options import check_layout
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -82,6 +82,7 @@ class Request:
     calibration_tokens: int = MAX_TOKENS
     spill: Path | None = None
     max_memory: int | None = None
+    sizes: Mapping[str, int] | None = None
     cluster: str | None = None
     workers: int | None = None
     device: str = "cpu"
@@ -96,6 +97,7 @@ class Request:
         return cls(**options | {name: as_path("compress", name, path) for name, path in paths.items()})
 
     def __post_init__(self) -> None:
+        check_layout(vars(self), {field.name: field.default for field in fields(self)})
         if self.method == "":
             object.__setattr__(self, "method", self._default_method())
         if self.unsized and self.store != "float" and not self.in_bits:
@@ -116,7 +118,6 @@ class Request:
         if self.flops is not None:
             fraction = _check_fraction("compress", "flops", self.flops, "multiplications per token that is left")
             object.__setattr__(self, "flops", fraction)
-        check_layout(self.layout)
         for name, known in (("store", tuple(STORES)), ("what", WHAT)):
             _check_one_of(name, getattr(self, name), known)
         self._check_method()
@@ -136,7 +137,8 @@ class Request:
     @property
     def unsized(self) -> bool:
         """True if no size is requested."""
-        return self.keep is None and self.max_error is None and self.bits is None and self.flops is None
+        sizes = (self.keep, self.max_error, self.bits, self.flops)
+        return all(size is None for size in sizes) and not self.sizes
 
     @property
     def in_bits(self) -> bool:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,6 @@ _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float
 
 def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
     """Write the compressed checkpoint into the empty folder `out`; yields (stage, done, total)."""
-    new = _replaced(checkpoint, plan, layout)
-    tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     config = dict(checkpoint.config)
     if layout == "factored":
         described = [own for of_module in plan.descriptions.values() for own in of_module if is_rewritten(own)]
@@ -38,6 +37,17 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
+    yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
+
+
+def write_replaced(
+    checkpoint: Checkpoint, new: Mapping[str, list[Entry]], config: Mapping[str, Any], out: Path
+) -> Iterator[tuple[str, int, int]]:
+    """Write a checkpoint into the empty folder `out`, with new tensors in the places of those of these names.
+
+    Yields (stage, done, total).
+    """
+    tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
 
@@ -48,7 +58,7 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     if wiring.model_type == "tnlib_attention_only":  # transformers does not know it
         return "import tnlib_adapters; checkpoint = tnlib_adapters.open_checkpoint(folder)"
     name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
-    modules = "transformers" if layout == "dense" else "tnlib_adapters.transformers_plugin, transformers"
+    modules = "tnlib_adapters.transformers_plugin, transformers" if layout == "factored" else "transformers"
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
 
 

@@ -130,7 +130,7 @@ def loaded(function: str, what: str, load: Callable[[], T]) -> T:
         return load()
     except (ArgumentError, FileFormatError, MemoryError):
         raise
-    except Exception as problem:  # transformers passes on arbitrary exceptions of its parsers
+    except Exception as problem:  # tokenizers raises Exception itself where a file is damaged
         cause = " ".join(str(problem).split())[:300]
         raise FileFormatError(
             f"{function}: {what} must load in transformers, got {type(problem).__name__}: {cause}; "

@@ -174,7 +174,6 @@ def fit_layers(
     seed: int = 0,
     refit: Refit | None = None,
     descend_by: Descend | None = None,
-    make_block: Callable[[RunningModel, int], Block] = Block,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
@@ -198,8 +197,6 @@ def fit_layers(
         Seed of the order of the batches.
     refit, descend_by
         In place of the refit of W_O, and of the gradient descent in this process.
-    make_block
-        Returns the k-th block; its weights are those of truncated products.
     progress
         Called as progress(stage, done, total).
     """
@@ -208,7 +205,7 @@ def fit_layers(
     def fit(k: int, order: Sequence[int]) -> Products:
         model.drop()  # the tables of the input are large
         model.load(k)
-        block, before = make_block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
+        block, before = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
         fitted = _fit_block(block, both, before, order, refit or _refit_output, descend_by or descend)
         model.drop()
         return fitted.each(as_array)

@@ -36,11 +36,11 @@ def fit_narrowed(
     Parameters are those of `fit_layers`; `start` returns zero-padded weights, one matrix each.
     """
     return fit_layers(
-        model, streams, start, n_steps=n_steps, refit=refit_writers, descend_by=_descend, progress=progress
+        model, streams, start, n_steps=n_steps, refit=_refit_writers, descend_by=_descend, progress=progress
     )
 
 
-def refit_writers(block: Block, streams: FitStreams, start: Products) -> Products:
+def _refit_writers(block: Block, streams: FitStreams, start: Products) -> Products:
     """Return `start` with the matrices that write the stream refitted one after the other."""
     refitted = start
     for name in _writers(block, start):

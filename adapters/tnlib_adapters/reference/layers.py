@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Routing
-from tnlib_adapters.attention.softmax import like, namespace_of, soft_capped, softmax
+from tnlib_adapters.attention.softmax import like, matmul, namespace_of, soft_capped, softmax
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def rows_product(x: Array, weight: Array) -> Array:
     cache and packs every block of the weight just before use.
     """
     if not isinstance(x, np.ndarray):
-        return x @ like(weight, x)
+        return matmul(x, like(weight, x))
     rows: Array = np.matmul(x.reshape(-1, x.shape[-1]), weight, order="F")  # (...) [in] out
     return rows.reshape(*x.shape[:-1], weight.shape[1])
 

@@ -1,4 +1,4 @@
-"""Choices of the layouts that are smaller models: values, rotary planes and neurons, against brute force."""
+"""Choices of the layout `narrow`: values, rotary planes and neurons, against brute force."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import itertools
 import numpy as np
 import pytest
 from oracles import isometry, normal
-from tnlib_adapters.compression.layouts.neurons import choose_neurons
-from tnlib_adapters.compression.layouts.rotary_planes import RotaryPlanes, choose_planes
-from tnlib_adapters.compression.layouts.value_basis import truncate_values
+from tnlib_adapters.compression.layouts.structured_pruning import (
+    RotaryPlanes,
+    choose_neurons,
+    choose_planes,
+    truncate_values,
+)
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 SIZES = Sizes(n_layers=1, n_heads=4, d_model=12, kv_heads=2, d_head=6)

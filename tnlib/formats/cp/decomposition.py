@@ -11,14 +11,16 @@ An array in memory gets a few sweeps more, from these factors; one that exceeds 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, report, roundoff
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
@@ -130,15 +132,17 @@ def cp(
         run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
-    rounded = [factor.astype(dtype) for factor in best.factors]
-    weights, factors = normalize_components(np.ones(rank, dtype), rounded, signs=constraint is None)
-    weights = weights.astype(np.finfo(dtype).dtype)
+    weights, factors = _rounded_components(best.factors, dtype, signs=constraint is None)
     if tucker is None:
         residual = _rounded_residual(scaled, size, best.residual, weights, factors)
     else:
         residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
-    return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, stationary=best.stationary)
+    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter)
+    if rtol is None and not best.stationary:
+        text = f"cp: still improving after {best.n_iter} sweeps, at error {error:.3g}; raise n_iter."
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+    return replace(fit, converged=fit.converged and (best.stationary or rtol is not None))
 
 
 def _check_constraint(
@@ -155,6 +159,13 @@ def _check_constraint(
         raise ArgumentError(
             f"cp: constraint must be None for an array that exceeds memory, got {constraint!r}; raise memory."
         )
+
+
+def _rounded_components(factors: Sequence[Array], dtype: np.dtype[Any], *, signs: bool) -> tuple[Array, list[Array]]:
+    """Return weights (R,) and unit columns (n[k], R) of `dtype`, with fixed `signs` or as they are."""
+    rounded = [factor.astype(dtype) for factor in factors]
+    weights, units = normalize_components(np.ones(rounded[0].shape[1], dtype), rounded, signs=signs)
+    return weights.astype(np.finfo(dtype).dtype), units
 
 
 def _rounded_residual(x: Array, size: float, residual: float, weights: Array, factors: Sequence[Array]) -> float:

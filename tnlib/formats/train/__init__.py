@@ -3,10 +3,10 @@
 from tnlib._registry import register
 
 _SHARED = {
-    "round": "tnlib.formats.train.round:round_train",
+    "round": "tnlib.formats.train.tt_rounding:round_train",
     "inner": "tnlib.formats.train.operations:inner_trains",
     "entries": "tnlib.formats.train.operations:train_entries",
-    "canonical_form": "tnlib.formats.train.round:canonical_train",
+    "canonical_form": "tnlib.formats.train.tt_rounding:canonical_train",
 }
 
 register(

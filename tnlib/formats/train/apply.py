@@ -28,8 +28,8 @@ from tnlib._format import refuse_mixed_libraries
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import round_train
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
+from tnlib.formats.train.tt_rounding import round_train
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram_svd import left_svd
 from tnlib.linalg.orthogonal import left_factor

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib._array_api import permute, reshape, tensordot
 from tnlib._typing import Array
-from tnlib.linalg.scaling import Scaled, largest, shift
+from tnlib.linalg.scaling import Scaled, largest, rescale_drift, shift
 
 _FAR = 1 << 14  # powers of two; a term this much smaller than another one is lost in the sum
 
@@ -22,14 +22,14 @@ def contract_cores(cores: Sequence[Array]) -> Scaled:
     if len(cores) == 1:
         return Scaled(rows(cores[0]) * 1)
     half = _middle([core.shape[1] for core in cores])
-    left = Scaled(rows(cores[0]))  # (r0 n0) r
+    left, e = rows(cores[0]), 0  # (r0 n0) r
     for core in cores[1:half]:
-        left = left.update(reshape(left.array @ columns(core), (-1, core.shape[-1])))
-    right = Scaled(columns(cores[-1]))  # r (n(d-1) rd)
+        left, e = rescale_drift(reshape(left @ columns(core), (-1, core.shape[-1])), e)
+    right, f = columns(cores[-1]), 0  # r (n(d-1) rd)
     for core in cores[half:-1][::-1]:
-        right = right.update(reshape(rows(core) @ right.array, (core.shape[0], -1)))
-    product = left.array @ right.array  # (r0 n0 ...) [r] (... n(d-1) rd)
-    return Scaled(reshape(product, (-1, cores[-1].shape[-1])), left.exponent + right.exponent)
+        right, f = rescale_drift(reshape(rows(core) @ right, (core.shape[0], -1)), f)
+    product = left @ right  # (r0 n0 ...) [r] (... n(d-1) rd)
+    return Scaled(reshape(product, (-1, cores[-1].shape[-1])), e + f)
 
 
 def _middle(sizes: Sequence[int]) -> int:

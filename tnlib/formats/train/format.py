@@ -80,7 +80,7 @@ class Train(LinearFormat):
     def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
         """Return 2**exponent times the train of `cores` that are in range; nothing is validated."""
         self = object.__new__(cls)
-        self._set(cores, center, exponent)
+        vars(self).update(cores=tuple([read_only(core) for core in cores]), center=center, exponent=exponent)
         return self
 
     @classmethod

@@ -27,8 +27,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.cores import with_common_exponent
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import right_canonicalize, train_budget, truncate_bonds
 from tnlib.formats.train.tt_matrix import T, as_train
+from tnlib.formats.train.tt_rounding import right_canonicalize, train_budget, truncate_bonds
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
@@ -108,7 +108,7 @@ def round_randomized(
     rounded, _ = truncate_bonds(gathered, budget, max_rank)
     value = terms[0].unfused(TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent))
     error = math.hypot(lost, budget.error * held) / total if total > 0 else 0.0
-    return report(name, value, error=error, rtol=rtol, certified=False)
+    return report(name, value, error=error, rtol=rtol, estimate="")
 
 
 def _project_within(

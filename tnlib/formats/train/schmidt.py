@@ -15,8 +15,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_max_rank, as_real, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.canonicalize import move_center, scaled_bond_matrix
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import truncate_bonds
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_bond, as_train
+from tnlib.formats.train.tt_rounding import truncate_bonds
 from tnlib.linalg.eigenvalues import leading_moduli
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, norm, shift_in_range

@@ -10,9 +10,7 @@ so the last core is the centre and carries the norm (`leg_splitting.py`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +26,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
 from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.linalg.scaling import Prepared, prepare
-from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.threads import single_threaded_blas, single_threaded_blas_of_large
 from tnlib.linalg.truncation import TruncationBudget
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from tnlib.out_of_core.storage import Storage
 
 
-@single_threaded_blas
+@single_threaded_blas_of_large
 @refuse_foreign_keywords
 def tt_svd(
     x: npt.ArrayLike | SlicedArray | SlabStream,
@@ -68,7 +66,9 @@ def tt_svd(
         bond and leg, with positive leading entries. The error is at most sqrt(d - 1) times the smallest possible one at
         the same ranks.
 
-    Notes ----- For an array that is read once, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x))
+    Notes
+    -----
+    For an array that is read once, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x))
     with y the result and T a Gaussian matrix of 32 rows on about half of the legs, independent of the sketches from
     which y is computed. The expectation of its square is the squared error. The true error exceeds c times the estimate
     with a probability of at most (exp(1 - 1/c^2) / c^2)^16: below 1 % for c = 1.6, for any x that does not depend on T.
@@ -110,11 +110,14 @@ def tt_svd(
 
 def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a validated array and its truncations."""
-    size = x.array.size
-    sides = [min(rows, size // rows) for rows in accumulate(x.array.shape[:-1], operator.mul)]
-    budget = TruncationBudget(x.norm, rtol, sides, x.array.dtype)
-    cores = split_array(x.array, budget, max_rank)
-    return TensorTrain.from_sweep(cores, len(cores) - 1, x.exponent), budget
+    array, exponent, norm = x
+    sides, rows = [], 1
+    for n in array.shape[:-1]:
+        rows *= n
+        sides.append(min(rows, array.size // rows))
+    budget = TruncationBudget(norm, rtol, sides, array.dtype)
+    cores = split_array(array, budget, max_rank)
+    return TensorTrain.from_sweep(cores, len(cores) - 1, exponent), budget
 
 
 def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
@@ -127,7 +130,8 @@ def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> lis
     cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
-    return [core.astype(x.dtype, copy=False) for core in [*cores, rest.reshape(-1, last, 1)]]
+    cores.append(rest.reshape(-1, last, 1))
+    return [core if core.dtype == x.dtype else core.astype(x.dtype) for core in cores]
 
 
 if TYPE_CHECKING:

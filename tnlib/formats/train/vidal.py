@@ -14,8 +14,8 @@ from tnlib._format import Format
 from tnlib._stored_arrays import as_stored_list, set_fields
 from tnlib._typing import Array
 from tnlib.formats.train.format import TensorTrain, as_log_scale
-from tnlib.formats.train.round import schmidt_form
 from tnlib.formats.train.tt_matrix import as_train
+from tnlib.formats.train.tt_rounding import schmidt_form
 from tnlib.linalg.scaling import shift, split_exponential
 from tnlib.linalg.threads import single_threaded_blas
 

@@ -14,5 +14,5 @@ from tnlib._registry import register
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-register("quimb.tensor.tensor_core:TensorNetwork", diagram="tnlib.interop.quimb.diagram:network_diagram")
-register("tnlib.interop.quimb.network_format:Network", diagram="tnlib.interop.quimb.diagram:network_diagram")
+register("quimb.tensor.tensor_core:TensorNetwork", diagram="tnlib.interop.quimb.network_diagram:network_diagram")
+register("tnlib.interop.quimb.network_format:Network", diagram="tnlib.interop.quimb.network_diagram:network_diagram")

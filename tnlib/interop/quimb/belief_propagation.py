@@ -239,7 +239,7 @@ def truncate_gauged(gauged: Gauged, *, rtol: float | None = None, max_rank: int 
         kept = tuple(slice(ranks.get(index)) for index in tensor.inds)
         tensor.modify(data=np.ascontiguousarray(tensor.data[kept]), left_inds=None)
     error = min(1.0, budget.error)
-    return report("truncate_gauged", Network(out), error=error, rtol=rtol, certified=False, notes=budget.notes("bond"))
+    return report("truncate_gauged", Network(out), error=error, rtol=rtol, estimate="", notes=budget.notes("bond"))
 
 
 @dataclass(frozen=True, eq=False)

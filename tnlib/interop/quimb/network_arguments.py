@@ -83,7 +83,7 @@ def as_arrays(function: str, tn: qtn.TensorNetwork) -> list[Array]:
     for tensor in tn:
         name = f"the tensor {', '.join(tensor.tags) or 'without tags'}"
         data = to_numpy(function, name, tensor.data)
-        out.append(as_array(function, name, np.atleast_1d(data)).reshape(data.shape))
+        out.append(as_array(function, name, data) if data.ndim else as_array(function, name, data[None])[0, ...])
     return out
 
 

@@ -275,7 +275,7 @@ class GatedModel:
 
     def _read_adjoint(self, values: _Pass, reader: Reader, grad: Array, slopes: Array, grads: Array) -> None:
         """Add to `slopes` and `grads` the gradients of gates and writers, from those of what readers receive."""
-        streams = self._streams(values.gates, reader, values.delta)
+        streams = self._streams(values.gates, reader, values.delta) if reader.segment else []
         for k in range(reader.segment, -1, -1):
             if k < reader.segment:
                 grad = differentiated(self._segments[k].normed, streams[k])[1](grad)

@@ -56,16 +56,16 @@ class GatedHeads:
         `reads` (3, h, b, n, d_model), or (3, 1, b, n, d_model), are the streams that queries, keys and values read,
         before any norm.
         """
-        layer, x = self.layer, normed(self.before, reads)
-        positions = np.arange(x.shape[-2])
-        q, k, v = layer.queries(x[0], positions), layer.keys(x[1], positions), layer.values(x[2])
+        layer, positions = self.layer, np.arange(reads.shape[-2])
+        for_q, for_k, for_v = normed(self.before, reads)  # unpacked: torch would add three gradients of the whole
+        q, k, v = layer.queries(for_q, positions), layer.keys(for_k, positions), layer.values(for_v)
         return layer.head_outputs(layer.patterns_of(layer.scores_of(q, k, positions[:, None] - positions)), v)
 
     def written(self, outputs: Array) -> Array:
         """Return the outputs of all heads behind the norm, then that of the biases, (writers, b, n, d_model)."""
         if not self.has_bias and self.behind is None:
             return outputs
-        bias = 0.0 * outputs[:1]
+        bias = namespace_of(outputs).zeros_like(outputs[:1])
         if self.layer.b_O is not None:
             bias = bias + like(self.layer.b_O, outputs)
         writers: Array = namespace_of(outputs).concat([outputs, bias])

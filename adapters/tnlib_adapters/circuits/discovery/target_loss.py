@@ -37,12 +37,13 @@ def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array,
     (array([1., 9.]), array([2., 6.]))
     """
     torch = import_optional("the gradient of a circuit", "torch", "torch")
-    at = torch.tensor(x, requires_grad=True)
+    from tnlib_adapters.attention.tensor_product import as_tensor
+
+    at: Any = as_tensor(x).requires_grad_()
     value: Any = function(at)
 
     def pull_back(grad: Array) -> Array:
-        (found,) = torch.autograd.grad(value, at, torch.tensor(grad))
-        gradient: Array = found.numpy()
+        gradient: Array = torch.autograd.grad(value, at, torch.asarray(grad))[0].numpy()
         return gradient
 
     return value.detach().numpy(), pull_back

@@ -217,7 +217,7 @@ class Reference:
 def _is_comparable(model: RunningModel, other: RunningModel) -> bool:
     """Test if two models have one architecture and size, or are of one depth and width and predict the same tokens.
 
-    The latter holds for smaller models of other layouts, whose heads are narrower.
+    The latter holds for models of layout "narrow".
     """
     if model.wiring.model_type == other.wiring.model_type and model.sizes == other.sizes:
         return True

@@ -3,140 +3,261 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import AttentionWiring
+from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
-from tnlib_adapters.compression.layouts.layout_request import LayoutRequest, check_at_most
+from tnlib_adapters.compression.evaluation.evaluate import Reference
+from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
+from tnlib_adapters.compression.layouts.layout_options import HEAD, NEURONS
 from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, Widths, widths_of
-from tnlib_adapters.compression.layouts.rotary_planes import RotaryPlanes
-from tnlib_adapters.compression.layouts.smaller_model import HEADS_OF_OTHER_KINDS, first_reason, refuse, rope_of
-from tnlib_adapters.compression.methods.out_of_core import Workspace
-from tnlib_adapters.compression.sizes import attention_tensors, count_matrix
+from tnlib_adapters.compression.methods.factorisation import measure_of_text
+from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.report.report import HeadReport, LayerReport
+from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes, count_matrix, stored_bytes
+from tnlib_adapters.compression.source_model import SourceModel, check_finite
+from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_replaced
 from tnlib_adapters.factors.projections import Products, put_together
-from tnlib_adapters.files.tensor_file import TensorInfo
 
-_HEAD, _NEURONS = "head_dim", "intermediate_size"
+# reason to refuse narrower heads -> test of the attention of a layer
+_OTHER_HEADS: Mapping[str, Callable[[AttentionWiring], bool]] = {
+    "its queries and keys are normalised": lambda a: bool(a.head_norms),
+    "it has no rotary embeddings": lambda a: a.frequencies(None, "compress") is None,
+    "its rotary embeddings rotate adjacent columns": lambda a: a.pairs,
+    "its rotary embeddings are scaled other than linearly": lambda a: _rope_of(a) is None,
+}
 
 
 class NarrowModel:
-    """A model with smaller `head_dim` and `intermediate_size`; see `SmallerModel`."""
+    """A checkpoint with smaller `head_dim` and `intermediate_size`.
 
-    def __init__(self, checkpoint: Checkpoint, request: LayoutRequest) -> None:
-        if any(layer.attention.latent for layer in checkpoint.wiring.layers):
-            refuse("narrow", checkpoint, "its keys and values are made from latent vectors")
+    Parameters
+    ----------
+    checkpoint, request
+        The original, and the options.
+    workspace
+        Memory and temporary files of the weights.
+
+    Attributes
+    ----------
+    what
+        Part of the model that becomes smaller, a key of `SUBJECTS` of the report.
+
+    Raises
+    ------
+    ArgumentError
+        If config.json cannot state the sizes, or they are none of this model.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, request: Request, workspace: Workspace) -> None:
         self._checkpoint, self._before = checkpoint, widths_of(checkpoint)
-        self._widths = self._requested(request)
-        if self._widths.head < self._before.head:
-            self._check_heads()
-        heads, neurons = self._widths.head < self._before.head, self._widths.neurons != self._before.neurons
+        if any(layer.attention.latent for layer in checkpoint.wiring.layers):
+            self._refuse("its keys and values are made from latent vectors")
+        widths = self._requested(request)
+        heads, neurons = widths.head < self._before.head, widths.neurons != self._before.neurons
         self.what = "layers" if heads and neurons else "mlp" if neurons else "attention"
+        sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
+        self._narrow = self._with_config(sizes)  # with its own scale of the scores; the tensors are the original ones
+        self._sizes = sizes | ({NEURONS: widths.neurons} if neurons else {})
+        self._layers = NarrowedLayers(checkpoint, widths, workspace)
+        self._tensors = StoredArrays(workspace)
 
-    def layers(self, workspace: Workspace) -> NarrowedLayers:
-        """Return the layers, to be chosen and fitted."""
-        return NarrowedLayers(self._checkpoint, self._widths, workspace)
+    def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
+        """Choose what the layers keep, and fit their weights on the text."""
+        check_finite(list(self._checkpoint.folder.tensors.values()), progress)
+        for k, products in enumerate(self._layers.fitted(source, text or "", progress)):
+            self._tensors.add(self._tensors_of(k, products))
 
-    def _requested(self, request: LayoutRequest) -> Widths:
+    def write(self, out: Path) -> Iterator[tuple[str, int, int]]:
+        """Write the narrow model into the empty folder `out`; yields (stage, done, total)."""
+        replaced, new = self._checkpoint.folder.tensors, self._tensors.entries()
+        entries = {name: [lazy_entry(name, replaced[name].dtype, a.shape, self._encoded)] for name, a in new.items()}
+        config = {**self._checkpoint.config, **self._sizes, **self._rope()}
+        return write_replaced(self._checkpoint, entries, config, out)
+
+    def measures(self, after: Checkpoint, source: SourceModel, held_out: str, progress: Progress) -> dict[str, Any]:
+        """Return the fields of the report that are measured on the written model, the error on the held-out text."""
+        before, what = self._checkpoint, self.what
+        evaluation = Reference(source.original, held_out).compare(source.open(after), progress)
+        layers, heads = self._compare(after)
+        names = names_of(before, what)
+        (bytes_before, n_other), (bytes_after, _) = (stored_bytes(own, what, names) for own in (before, after))
+        n_before, n_after = sum(layer.n_before for layer in layers), sum(layer.n_after for layer in layers)
+        return {
+            "method": "calibrated",
+            "kept": n_after / n_before,
+            "n_before": n_before,
+            "n_after": n_after,
+            "n_other": n_other,
+            "bytes_before": bytes_before,
+            "bytes_after": bytes_after,
+            "layers": layers,
+            "heads": heads,
+            "quality": {f"{name}, on held-out text": value for name, value in evaluation.measures().items()},
+            "what": what,
+            "measure": measure_of_text(before),
+            "measured": evaluation.error,
+            "cache_bytes": {"before": cache_bytes(before), "after": cache_bytes(after)},
+        }
+
+    # ----------------------------------------------------------------------------------------------------- the sizes
+
+    def _requested(self, request: Request) -> Widths:
         """Return the widths of a request; for a fraction, heads first, and as many neurons as the rest admits."""
-        before = self._before
-        if request.keep is None:
-            head = check_at_most(_HEAD, request.sizes.get(_HEAD, before.head), before.head)
-            neurons = before.neurons
-            if _NEURONS in request.sizes:
-                self._check_neurons()
-                neurons = check_at_most(_NEURONS, request.sizes[_NEURONS], neurons or 0)
-            if head % 2 and head < before.head:
-                refuse("narrow", self._checkpoint, f"{_HEAD} must be even, got {head}", "pass an even number")
-            return Widths(head, head if head < before.head else before.value, neurons)
+        before, sizes = self._before, request.sizes or {}
+        if request.keep is not None:
+            self._check_heads()
+            self._check_neurons()
+            head = max(2, 2 * math.floor(request.keep * before.head / 2 + 1e-9))
+            return Widths(head, head, self._neurons_within(request.keep, head))
+        head, neurons = _at_most(HEAD, sizes.get(HEAD, before.head), before.head), before.neurons
+        if NEURONS in sizes:
+            self._check_neurons()
+            neurons = _at_most(NEURONS, sizes[NEURONS], neurons or 0)
+        if head == before.head:
+            return Widths(head, before.value, neurons)
+        if head % 2:
+            self._refuse(f"{HEAD} must be even, got {head}", "pass an even number")
         self._check_heads()
-        self._check_neurons()
-        head = max(2, 2 * math.floor(request.keep * before.head / 2 + 1e-9))
-        return Widths(head, head, self._neurons_within(request.keep, head))
+        return Widths(head, head, neurons)
 
     def _neurons_within(self, keep: float, head: int) -> int:
         """Return the largest number of neurons with which attention and feed-forward layers store the fraction."""
-        checkpoint, layers = self._checkpoint, self._checkpoint.wiring.layers
-        attention = [info.size for k in range(len(layers)) for info in attention_tensors(checkpoint, k)]
-        matrices = [count_matrix(checkpoint, m.name) for layer in layers for m in layer.feed_forward_matrices]
-        left = keep * (sum(attention) + sum(matrices)) - sum(attention) * head / self._before.head
-        return max(1, math.floor(left / (sum(matrices) / (self._before.neurons or 1)) + 1e-9))
+        counts = (_count(self._checkpoint, k) for k in range(self._checkpoint.n_layers))
+        attention, matrices = map(sum, zip(*counts, strict=True))
+        left = keep * (attention + matrices) - attention * head / self._before.head
+        return max(1, math.floor(left / (matrices / (self._before.neurons or 1)) + 1e-9))
 
-    # --------------------------------------------------------------------------------------------- what is written
+    def _check_heads(self) -> None:
+        """Raise unless config.json may state a narrower head."""
+        if reason := next(self._reasons_of_heads(), None):
+            advice = f"pass sizes={{'{NEURONS}': ...}} (--size {NEURONS}=...) to leave the heads as they are"
+            self._refuse(reason, advice)
 
-    def config(self, layers: NarrowedLayers) -> dict[str, Any]:
-        """Return the content of config.json: that of the original with other sizes and rotary frequencies."""
-        changed: dict[str, Any] = {_HEAD: self._widths.head} if self._widths.head < self._before.head else {}
-        changed |= {_NEURONS: self._widths.neurons} if self._widths.neurons != self._before.neurons else {}
-        return {**self._checkpoint.config, **changed, **self._rope(layers.planes)}
+    def _reasons_of_heads(self) -> Iterator[str]:
+        layers, sizes = [layer.attention for layer in self._checkpoint.wiring.layers], self._checkpoint.sizes
+        yield from (reason for reason, applies in _OTHER_HEADS.items() if any(map(applies, layers)))
+        rotated = layers[0].frequencies(None, "compress")
+        if rotated is not None and 2 * len(rotated.radians) < sizes.d_head:
+            yield "some columns of its heads are not rotated"
+        if len({_rope_of(attention) for attention in layers}) > 1:
+            yield "its layers have different rotary frequencies"
+        if sizes.d_value != sizes.d_head or self._with_config({HEAD: 2}).sizes.d_head != 2:
+            yield f"its config.json has no {HEAD} of all heads"
 
-    def copied(self) -> Mapping[str, TensorInfo]:
-        """Return all tensors but those of attention and feed-forward layers."""
-        layers, tensors = self._checkpoint.wiring.layers, self._checkpoint.folder.tensors
-        changed = {info.name for k in range(len(layers)) for info in attention_tensors(self._checkpoint, k)}
-        matrices = [matrix for layer in layers for matrix in layer.feed_forward_matrices]
-        changed |= {name for matrix in matrices for name in (matrix.weight, matrix.bias) if name}
-        return {name: info for name, info in tensors.items() if name not in changed}
+    def _check_neurons(self) -> None:
+        """Raise unless config.json states the number of neurons."""
+        if any(layer.feed_forward is None for layer in self._checkpoint.wiring.layers):
+            self._refuse("not all of its layers have one feed-forward layer")
+        stated = dict(self._checkpoint.config)  # as in the file: the settings that are read have defaults
+        if stated.get(NEURONS) != self._before.neurons:
+            self._refuse(f"its config.json has no {NEURONS}")
 
-    def scaled(self) -> Mapping[str, float]:
-        """Return the factors of copied tensors."""
-        return {}
+    def _refuse(self, reason: str, advice: str = "use layout 'factored' or 'dense'") -> None:
+        raise ArgumentError(
+            f"compress: layout 'narrow' cannot hold this {self._checkpoint.wiring.model_type}, because {reason}; "
+            f"{advice}."
+        )
 
-    def tensors(self, k: int, layers: NarrowedLayers, products: Products) -> dict[str, Array]:
-        """Return the tensors of the attention and the feed-forward layer of layer k under their names."""
-        layer, narrow = self._checkpoint.wiring.layers[k], self._narrow_attention(k)
-        projections = layers.narrow_projections(products, query_scale=layer.attention.scale / narrow.scale)
-        tensors, (matrices, biases) = put_together(narrow, projections), layers.narrow_feed_forward(k, products)
-        for linear in layer.feed_forward_matrices:
-            tensors[linear.weight] = np.ascontiguousarray(linear.on_rows(matrices[linear.name]))
-            tensors |= {linear.bias: biases[linear.name]} if linear.bias else {}
-        return tensors
-
-    def _narrow_attention(self, k: int) -> Any:
-        """Return the wiring of the attention of the narrow model, with its own scale of the scores."""
-        changed = {_HEAD: self._widths.head} if self._widths.head < self._before.head else {}
-        return self._with_config(changed).wiring.layers[k].attention
+    # --------------------------------------------------------------------------------------- what is written, measured
 
     def _with_config(self, changed: Mapping[str, Any]) -> Checkpoint:
+        """Return the checkpoint wired by another config.json."""
         folder = self._checkpoint.folder
         return with_folder(self._checkpoint, replace(folder, config={**folder.config, **changed}))
 
-    def _rope(self, planes: RotaryPlanes | None) -> dict[str, Any]:
+    def _tensors_of(self, k: int, products: Products) -> dict[str, Array]:
+        """Return the tensors of the attention and the feed-forward layer of layer k under their names."""
+        before, after = (own.wiring.layers[k].attention for own in (self._checkpoint, self._narrow))
+        projections = self._layers.narrow_projections(products, query_scale=before.scale / after.scale)
+        return put_together(after, projections) | self._layers.narrow_feed_forward(k, products)
+
+    def _encoded(self, name: str) -> Array:
+        return encode_in_range(name, self._tensors[name], self._checkpoint.folder.tensors[name].dtype)
+
+    def _rope(self) -> dict[str, Any]:
         """Return the keys of config.json with the rotary frequencies of the planes."""
-        rope = rope_of(self._checkpoint.wiring.layers[0].attention)
+        rope, planes = _rope_of(self._checkpoint.wiring.layers[0].attention), self._layers.planes
         if planes is None or rope is None:
             return {}
         base, factor = planes.base(rope[0]), rope[1] * planes.factor(rope[0])
         kind = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
-        config = dict(self._checkpoint.config)
-        if "rope_parameters" in config:
-            beside = {"rope_theta": base} if "rope_theta" in config else {}
+        if "rope_parameters" in self._checkpoint.config:
+            beside = {"rope_theta": base} if "rope_theta" in self._checkpoint.config else {}
             return {"rope_parameters": {**kind, "rope_theta": base}} | beside
         return {"rope_theta": base, "rope_scaling": None if factor == 1 else {**kind, "type": "linear"}}
 
-    # ---------------------------------------------------------------------------------------------------- refusals
+    def _compare(self, after: Checkpoint) -> tuple[list[LayerReport], list[HeadReport]]:
+        """Return the errors of the operators of all heads, and the numbers of the part that becomes smaller."""
+        layers, heads, before = [], [], self._checkpoint
+        parts = slice(int(self.what == "mlp"), 1 if self.what == "attention" else 2)
+        for k in range(before.n_layers):
+            original = before.attention(k)
+            reports, qk, ov = compare_layer(k, original, _rescaled(after.attention(k), original.scale))
+            worst = max(max(head.qk_error, head.ov_error) for head in reports)
+            n_before, n_after = (sum(_count(own, k)[parts]) for own in (before, after))
+            layers.append(LayerReport(k, qk, ov, worst, n_before, n_after))
+            heads += reports
+        return layers, heads
 
-    def _check_heads(self) -> None:
-        """Raise unless config.json may state a narrower head."""
-        checkpoint, sizes = self._checkpoint, self._checkpoint.sizes
-        advice = f"pass sizes={{'{_NEURONS}': ...}} (--size {_NEURONS}=...) to leave the heads as they are"
-        if reason := first_reason(checkpoint.wiring.layers, HEADS_OF_OTHER_KINDS):
-            refuse("narrow", checkpoint, reason, advice)
-        rotated = checkpoint.wiring.layers[0].attention.frequencies(None, "compress")
-        if rotated is not None and 2 * len(rotated.radians) < sizes.d_head:
-            refuse("narrow", checkpoint, "some columns of its heads are not rotated", advice)
-        if len({rope_of(layer.attention) for layer in checkpoint.wiring.layers}) > 1:
-            refuse("narrow", checkpoint, "its layers have different rotary frequencies", advice)
-        if sizes.d_value != sizes.d_head or self._with_config({_HEAD: 2}).sizes.d_head != 2:
-            refuse("narrow", checkpoint, f"its config.json has no {_HEAD} of all heads", advice)
 
-    def _check_neurons(self) -> None:
-        """Raise unless config.json states the number of neurons."""
-        checkpoint, stated = self._checkpoint, dict(self._checkpoint.config)
-        if any(layer.feed_forward is None for layer in checkpoint.wiring.layers):
-            refuse("narrow", checkpoint, "not all of its layers have one feed-forward layer")
-        if stated.get(_NEURONS) != self._before.neurons:
-            refuse("narrow", checkpoint, f"its config.json has no {_NEURONS}")
+def _count(checkpoint: Checkpoint, k: int) -> list[int]:
+    """Return the numbers of the attention and of the feed-forward layer of layer k."""
+    matrices = checkpoint.wiring.layers[k].feed_forward_matrices
+    attention = sum(info.size for info in attention_tensors(checkpoint, k))
+    return [attention, sum(count_matrix(checkpoint, matrix.name) for matrix in matrices)]
+
+
+def _at_most(key: str, value: int, most: int) -> int:
+    """Return a requested size, from 1 to that of the original."""
+    if not 1 <= value <= most:
+        raise ArgumentError(
+            f"compress: {key} in sizes must lie between 1 and {most}, the size of this model, got {value}; choose "
+            "another."
+        )
+    return value
+
+
+def _rescaled(layer: Attention, scale: float) -> Attention:
+    """Return a layer with the same scores by another scale: reports compare QK operators without it."""
+    factor = layer.scale / scale
+    b_q = None if layer.b_Q is None else factor * layer.b_Q
+    return replace(layer, W_Q=factor * layer.W_Q, b_Q=b_q, scale=scale)
+
+
+def _rope_of(attention: AttentionWiring) -> tuple[float, float] | None:
+    """Return base b and factor f of frequencies b^(-2j / n) / f of n columns; None for others, or that vary."""
+    turning = attention.frequencies(None, "compress")
+    if turning is None or turning.factor != 1:
+        return None
+    n, radians = len(turning.radians), np.asarray(turning.radians, float)
+    base = _rounded((radians[0] / radians[1]) ** n) if n > 1 else 1e4  # any, for one plane
+    if not np.allclose(radians, radians[0] * base ** (-np.arange(n) / n), rtol=1e-9) or _varies(attention, radians):
+        return None
+    return base, _rounded(1 / radians[0])
+
+
+def _varies(attention: AttentionWiring, radians: Array) -> bool:
+    """Test if frequencies are others beyond the context, as those of the dynamic variant."""
+    if attention.context is None:
+        return False
+    try:
+        longer = attention.frequencies(attention.context + 1, "compress")
+    except ArgumentError:  # no model of such length
+        return False
+    return longer is not None and not np.array_equal(longer.radians, radians)
+
+
+def _rounded(value: float) -> float:
+    """Return a number with 12 digits: what config.json stated, freed from the rounding of powers."""
+    return float(f"{value:.12g}")

@@ -121,7 +121,7 @@ class Report:
     calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
     # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
     cache_bytes: dict[str, int] = field(default_factory=dict)  # of keys and values per token, "before" and "after", of
-    # layouts that are smaller models
+    # layout "narrow"
     load: str = ""  # Python code that loads OUT, with its path as `folder`
     matrices: list[MatrixReport] = field(default_factory=list)  # outside the attention
     left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
@@ -147,8 +147,8 @@ class Report:
 
     @property
     def is_smaller_model(self) -> bool:
-        """True if the result is an ordinary model of smaller sizes."""
-        return bool(self.cache_bytes)
+        """True if the result is an ordinary model of smaller sizes, of layout "narrow"."""
+        return self.layout == "narrow"
 
     @property
     def n_stored(self) -> int:

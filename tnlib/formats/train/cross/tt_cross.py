@@ -19,7 +19,7 @@ from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudget
 from tnlib.formats.train.cross.error_estimate import ErrorEstimator, Sample
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.round import round_train
+from tnlib.formats.train.tt_rounding import round_train
 from tnlib.formats.train.tt_svd import tt_svd
 
 _LONGEST = 1 << 20  # values of all legs, beyond which a budget of fewer calls cannot pay for one row of every core

@@ -1,4 +1,4 @@
-"""Layouts that are smaller models: what is written, loaded by transformers alone, beside the zero-padded original."""
+"""The layout `narrow`: what is written, loaded by transformers alone, beside the zero-padded original."""
 
 from __future__ import annotations
 
@@ -62,9 +62,6 @@ def same_as_padded(model: Any, source: Path, out: Path) -> Any:
     if written.config.model_type != "bert":
         assert_close(got, run(open_checkpoint(out), x).logits, np.float32, factor=84)
     return written
-
-
-# ---------------------------------------------------------------------------------------------------------- narrow
 
 
 @pytest.mark.parametrize("name", mostly_slow(NARROWER, ["llama", "gemma2"]))
