@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import tnlib_adapters
@@ -405,7 +404,8 @@ def test_help_names_every_method_and_option() -> None:
 def test_every_command_has_the_short_option_of_help_in_every_context(name: str) -> None:
     """Click caches the option at the first call, also at one without the group."""
     command = cli.main.commands[name]
-    assert set(command.get_help_option_names(click.Context(command))) == {"-h", "--help"}
+    context = command.make_context(name, [], resilient_parsing=True)
+    assert set(command.get_help_option_names(context)) == {"-h", "--help"}
 
 
 def test_help_shows_whole_summaries_and_an_example_of_every_command() -> None:

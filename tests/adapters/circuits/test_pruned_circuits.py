@@ -120,6 +120,7 @@ def test_edges_that_are_left_keep_the_loss(
     assert len(found.kept) + len(found.removed) == len(set(found.kept) | set(found.removed)) == 120
 
 
+@pytest.mark.slow
 def test_of_a_greedy_circuit_nothing_more_can_go(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
     for of in ("edges", "terms", "paths"):
         found = find_circuit(model, *text, loss_increase=0.5, of=of)  # type: ignore[arg-type]

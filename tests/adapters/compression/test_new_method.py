@@ -86,6 +86,7 @@ def test_it_compresses_and_reloads(
     assert_close(found, wanted, np.float32, factor=4096)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_its_operators_have_larger_errors_than_truncated_singular_values(folders: Any, tmp_path: Path) -> None:
     reports = [compress(folders["bert"], tmp_path / name, keep=0.5, method=name) for name in ("matrix", "qr")]
     matrix, qr = (sum(layer.ov_error for layer in report.layers) for report in reports)

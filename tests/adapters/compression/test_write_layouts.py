@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import INDEX, WEIGHTS, random_folder, representable, tensor_file
+from checkpoint_folders import WEIGHTS, random_folder, representable, tensor_file
 from compressed_folders import (
     attention_tensors,
     dense_layers,
@@ -24,7 +24,6 @@ from tnlib_adapters.compression.methods.table import METHODS
 from tnlib import TnlibError
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-N_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 SOURCES: dict[str, dict[str, Any]] = {
     "bert": {"model_type": "bert", "metadata": {"format": "pt", "note": "mine"}},
     "bert under a prefix": {"model_type": "bert", "prefix": "bert."},
@@ -123,21 +122,6 @@ def test_both_layouts_open_as_the_same_attention(name: str, method: str, tmp_pat
                 width = reference.shape[1]
                 assert np.linalg.norm(y[:, :width] - reference) <= 1e-5 * np.linalg.norm(reference)
         np.testing.assert_allclose(a.b_O, b.b_O, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("layout", ["factored", "dense"])
-@pytest.mark.parametrize("name", ["bert, BF16, 3 files", "gpt2, F16, 2 files"])
-def test_the_index_says_where_everything_is(name: str, layout: str, tmp_path: Path) -> None:
-    source, out = make(name, tmp_path), tmp_path / "out"
-    compress(source, out, keep=0.6, layout=layout)
-    index = read_index(out)
-    assert index is not None
-    files = {file.name: read_file(file) for file in sorted(out.glob("*.safetensors"))}
-    assert index["weight_map"] == {key: file for file, held in files.items() for key in held}
-    sizes = [N_BYTES[t.dtype] * t.values.size for held in files.values() for t in held.values()]
-    assert index["metadata"]["total_size"] == sum(sizes)
-    assert not (out / WEIGHTS).exists()
-    assert (source / INDEX).exists()
 
 
 @pytest.mark.parametrize("method", METHODS)

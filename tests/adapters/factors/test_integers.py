@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from oracles import refused
 from tnlib_adapters import builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.report.report import summarise
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
 from tnlib_adapters.factors.integers import (
     BITS,
@@ -279,14 +278,6 @@ def test_two_bits_are_written_where_they_are_said_to_be(tmp_path: Path) -> None:
     codes = np.array([[stream >> (2 * k) & 3 for stream in streams] for k in range(64)])
     weight = open_checkpoint(out).projections(0).weights["k"]
     np.testing.assert_array_equal(weight, scale.read() * (codes - 1.5))
-
-
-def test_the_store_is_in_the_report(tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.5, store="int4", layout="dense")
-    assert report.store == "int4"
-    assert ("factors stored in", "", "int4") in summarise(report)
-    assert report.bytes_after["attention"] == report.bytes_before["attention"]
-    assert not {info.dtype for info in open_checkpoint(tmp_path / "out").folder.tensors.values()} & {"U8", "I8"}
 
 
 def test_a_scale_out_of_range_is_refused_by_name(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
         assert f"{report.n_numbers:,}|{report.n_free:,}" in parts["gauge"]
         assert " ".join(map(str, report.order)) in parts["gauge"]
     assert "Previous-token head 0.3" in parts["heads"]
+    assert builtin.compositions["K"].largest(1)[0][0] == (0, 3)
     assert builtin.readings.copying.shape == (2, 4)
     assert builtin.readings.copying[1].min() > 0.9
     assert builtin.readings.scores.largest("previous", 1)[0][0] == (0, 3)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from compressed_folders import attention_tensors, few_steps, leave_out_pictures, read_config, read_tensors
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -39,7 +40,7 @@ CASES = [
     ("roberta", "tucker"),
     ("roberta", "calibrated"),
 ]
-each_case = pytest.mark.parametrize(("model", "method"), CASES)
+each_case = pytest.mark.parametrize(("model", "method"), mostly_slow(CASES, CASES[::2]))
 ONE_OF_EACH = [("gpt2_lm", "heads"), ("bert_masked", "matrix"), ("gpt2_lm", "tucker"), ("bert_masked", "calibrated")]
 one_of_each = pytest.mark.parametrize(("model", "method"), ONE_OF_EACH)
 TOKENS = torch.arange(3, 21).reshape(2, 9)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import quimb.tensor as qtn
+from slow_cases import mostly_slow
 
 import tnlib
 from tnlib.drawing import Bubble, Diagram, Leg, Node, einsum_diagram, equation, sweep_steps
@@ -53,7 +54,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", mostly_slow(VALUES, [*VALUES][::2]))
 def test_files_are_complete_and_reproducible(name: str, tmp_path: Path) -> None:
     picture = tnlib.draw(VALUES[name]())
     picture.save(tmp_path / "a.png")

@@ -99,6 +99,7 @@ def test_folded_norms_change_no_reading(name: str, opened: Callable[[str], Opene
     assert (bigrams(checkpoint, k=2).successors == bigrams(folded, k=2).successors).all()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_compressed_model_is_read(tmp_path: Path) -> None:
     compress(builtin_path(), tmp_path / "smaller", keep=0.7)
     smaller = open_checkpoint(tmp_path / "smaller")

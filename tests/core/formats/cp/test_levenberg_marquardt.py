@@ -55,7 +55,7 @@ def test_a_tensor_of_infimum_but_no_minimum() -> None:
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "rank", "fitted_rank"), OVER_RANKED, ids=str)
-@pytest.mark.parametrize("kind", ["orthonormal", "normal"])
+@pytest.mark.parametrize("kind", mostly_slow(["orthonormal", "normal"], ["normal"]))
 def test_more_components_than_needed_are_exact(
     dtype: np.dtype, shape: tuple[int, ...], rank: int, fitted_rank: int, kind: str
 ) -> None:
@@ -76,7 +76,7 @@ def test_more_components_than_needed_fit_some_of_the_noise(noise: float) -> None
     assert more.error <= enough.error * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float64, np.complex128], [np.complex128]))
 @pytest.mark.parametrize("cosine", mostly_slow([0.5, 0.9, 0.98], [0.98]))
 @pytest.mark.parametrize(("shape", "rank"), mostly_slow([((7, 8, 9), 3), ((15, 15, 15), 4)], [((7, 8, 9), 3)]), ids=str)
 def test_collinear_components_are_found(dtype: type, cosine: float, shape: tuple[int, ...], rank: int) -> None:
@@ -87,7 +87,7 @@ def test_collinear_components_are_found(dtype: type, cosine: float, shape: tuple
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize("cosine", [0.999, 1 - 1e-6, 1 - 1e-10, 1.0])
+@pytest.mark.parametrize("cosine", [0.999, 1 - 1e-10, 1.0])
 def test_nearly_equal_components_do_no_harm(dtype: np.dtype, cosine: float) -> None:
     """They cannot all be told apart; what is returned is close, and says how close."""
     for shape in ((7, 8, 9), (15, 15, 15)):
