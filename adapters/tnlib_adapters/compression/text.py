@@ -63,6 +63,6 @@ def check_tokens(function: str, batches: Sequence[Batch], least: int, of: str = 
     n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
         raise ArgumentError(
-            f"{function}: the text of calibrate must have at least {least:,} tokens for weights with {least:,} {of}, "
+            f"{function}: the calibration text must have at least {least:,} tokens for weights with {least:,} {of}, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )

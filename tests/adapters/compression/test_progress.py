@@ -10,7 +10,7 @@ import pytest
 import tnlib_adapters
 from compressed_folders import few_steps
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
-from tnlib_adapters.compression.request import Stage
+from tnlib_adapters.compression.progress import Stage
 
 
 def test_time_left_is_that_of_the_mean_step() -> None:

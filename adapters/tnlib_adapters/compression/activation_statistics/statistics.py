@@ -23,7 +23,7 @@ from tnlib_adapters.compression.activation_statistics.moment_sums import (
 from tnlib_adapters.compression.activation_statistics.weighted_moments import WeightedMoments
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress, Stage, quiet
+from tnlib_adapters.compression.progress import Progress, Stage, quiet
 from tnlib_adapters.files.process_memory import release_free_memory
 
 if TYPE_CHECKING:

@@ -110,15 +110,15 @@ def check_spill_folder(folder: Path, out: Path | None = None) -> None:
     """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
     if out is not None and folder.resolve().is_relative_to(out.resolve()):
         raise ArgumentError(
-            f"compress: spill must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            f"compress: folder (--spill) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
             "name another folder."
         )
     if not folder.absolute().parent.is_dir():
-        raise ArgumentError(f"compress: spill must lie in a folder that exists, got {folder}; name another.")
+        raise ArgumentError(f"compress: folder (--spill) must lie in a folder that exists, got {folder}; name another.")
     if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
         raise ArgumentError(
-            f"compress: spill must be a new folder, an empty one or that of an interrupted run, got {folder}; "
-            "name another one."
+            f"compress: folder (--spill) must be a new folder, an empty one or that of an interrupted run, got "
+            f"{folder}; name another one."
         )
 
 
@@ -229,7 +229,7 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
     stored = _header(file)
     for part, description in (
         ("model", "another model"),
-        ("tokens", f"calibration_tokens {stored.get('tokens')}, this being {origin['tokens']},"),
+        ("tokens", f"--calibration-tokens {stored.get('tokens')}, this being {origin['tokens']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
         ("kind", "another method"),

@@ -28,7 +28,7 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tnlib_adapters.compression.methods.quantized import (
     QuantizedWeight,
     RoundedProduct,
 )
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix

@@ -22,8 +22,9 @@ from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, W
 from tnlib_adapters.compression.methods.factorisation import measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport
-from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes, count_matrix, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, check_finite
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_replaced
@@ -114,12 +115,12 @@ class NarrowModel:
 
     def _requested(self, request: Request) -> Widths:
         """Return the widths of a request; for a fraction, heads first, and as many neurons as the rest admits."""
-        before, sizes = self._before, request.sizes or {}
-        if request.keep is not None:
+        before, sizes, keep = self._before, request.budget.sizes or {}, request.budget.keep
+        if keep is not None:
             self._check_heads()
             self._check_neurons()
-            head = max(2, 2 * math.floor(request.keep * before.head / 2 + 1e-9))
-            return Widths(head, head, self._neurons_within(request.keep, head))
+            head = max(2, 2 * math.floor(keep * before.head / 2 + 1e-9))
+            return Widths(head, head, self._neurons_within(keep, head))
         head, neurons = _at_most(HEAD, sizes.get(HEAD, before.head), before.head), before.neurons
         if NEURONS in sizes:
             self._check_neurons()

@@ -28,7 +28,7 @@ from tnlib_adapters.compression.methods.calibrated import with_bias_row
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.projections import NAMES, Products, Projections
