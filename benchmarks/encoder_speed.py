@@ -23,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 import tnlib_adapters
+from tnlib_adapters.cli_options import arguments_of
 from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
@@ -156,7 +157,7 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
         folder = kept / re.sub(r"[^\w.]+", "-", case).strip("-")
         statistics = None if "layout" in options else kept / "statistics"
         if not folder.exists():
-            tnlib_adapters.compress(source, folder, calibrate=text, statistics=statistics, **options)
+            tnlib_adapters.compress(source, folder, **arguments_of(calibrate=text, statistics=statistics, **options))
         folders[case] = folder
     return folders
 

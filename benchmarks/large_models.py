@@ -20,6 +20,7 @@ from typing import Any
 import click
 import numpy as np
 from tnlib_adapters import builtin_path
+from tnlib_adapters.cli_options import arguments_of
 from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, encode, write_tensor_file
 
@@ -164,7 +165,7 @@ def compressed(source: str, out: str, arguments: str) -> None:
     from tnlib_adapters.compression.report.report import peak_memory
 
     started = time.perf_counter()
-    report = tnlib_adapters.compress(source, out, **json.loads(arguments))
+    report = tnlib_adapters.compress(source, out, **arguments_of(**json.loads(arguments)))
     seconds = time.perf_counter() - started
     found = {"seconds": seconds, "processor": time.process_time(), "peak": peak_memory()}
     print(json.dumps(found | {"kept": report.kept, "error": report.measured}))

@@ -28,7 +28,7 @@ from checkpoint_folders import (
 from command_line import run_command
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from oracles import assert_one_sentence
-from tnlib_adapters import builtin_path, cli, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, cli, open_checkpoint
 from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
 from tnlib_adapters.compression.methods.table import METHODS
 
@@ -150,7 +150,7 @@ def too_large_for_half(folder: Path) -> None:
 
 def compressed(folder: Path) -> None:
     small = folder.parent / "small"
-    tnlib_adapters.compress(folder, small, keep=0.5)
+    tnlib_adapters.compress(folder, small, Budget(keep=0.5), what="attention")
     shutil.rmtree(folder)
     small.rename(folder)
 
@@ -342,7 +342,7 @@ def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: p
     (place / "in" / "tokenizer.json").touch()
     monkeypatch.chdir(place)
     if "small" in arguments:
-        tnlib_adapters.compress("in", "small", keep=0.5)
+        tnlib_adapters.compress("in", "small", Budget(keep=0.5), what="attention")
     result = run_command("evaluate", *arguments, "file.txt", status=2)
     assert_one_sentence(result.stderr, words)
 

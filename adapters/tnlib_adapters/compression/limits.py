@@ -60,7 +60,8 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
         megabytes = math.ceil((least + _FEWEST_TOKENS * per_token) / 1e6)
         raise ArgumentError(
             f"compress: memory (--max-memory) must be at least {megabytes}M, that is {megabytes * 10**6:,} bytes, for "
-            f"this model and these options, got {request.run.memory:,} bytes; allow more, or choose a smaller part by what."
+            f"this model and these options, got {request.run.memory:,} bytes; allow more, or choose a "
+            "smaller part by what."
         )
     if not with_text:
         return Limits(cache=min(left, CACHE_BYTES))

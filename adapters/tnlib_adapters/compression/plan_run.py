@@ -67,11 +67,11 @@ class PlannedRun:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path(), keep=0.5))
-    tnlib_attention_only, method heads
-    model               55,936 parameters in 2 blocks, 0.22 MB
-    compressed part     33,280 parameters, 0.13 MB
-    all weights in OUT  at most 0.16 MB
+    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5)))
+    llama, method heads
+    model               787,584 parameters in 4 blocks, 1.58 MB
+    compressed part     786,432 parameters, 1.57 MB
+    all weights in OUT  at most 0.79 MB
     time                a few seconds
     """
 
@@ -137,7 +137,7 @@ def plan(
     >>> import tnlib_adapters
     >>> planned = tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5))
     >>> planned.n_before, planned.bytes_before, planned.bytes_after
-    (33280, 133120, 157184)
+    (786432, 1572864, 788736)
     """
     started = time.perf_counter()
     if layout == "narrow":

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, Calibration  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
@@ -187,7 +189,9 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ),
 )
 def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_path, without_pictures):
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.6, calibrate=text, layout=layout)
+    report = tnlib_adapters.compress(
+        folders[name], tmp_path / "out", Budget(keep=0.6), calibration=text, layout=layout, what="attention"
+    )
     assert 0.59 <= report.kept <= 0.6
     assert report.n_after <= 0.6 * report.n_before
     found = evaluate(folders[name], tmp_path / "out", text).measures()
@@ -211,7 +215,12 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 ):
     text.write_text(made_up_text() + LONG * 30, encoding="utf-8")
     report = tnlib_adapters.compress(
-        folders["bert"], tmp_path / "out", keep=0.6, method="matrix", calibrate=text, calibration_tokens=tokens
+        folders["bert"],
+        tmp_path / "out",
+        Budget(keep=0.6),
+        calibration=Calibration(text, tokens=tokens),
+        method="matrix",
+        what="attention",
     )
     lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
     lengths = [1 + len(line.split()) for line in lines]
@@ -227,7 +236,11 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 
 def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(
-        folders["gpt2_lm"], tmp_path / "out", keep=0.6, calibrate=text, calibration_tokens=8
+        folders["gpt2_lm"],
+        tmp_path / "out",
+        Budget(keep=0.6),
+        calibration=Calibration(text, tokens=8),
+        what="attention",
     )
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
@@ -240,7 +253,7 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 ):
     few_steps(monkeypatch, 4)
     text.write_text(made_up_text(9), encoding="utf-8")
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", calibrate=text, **budget)
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", **by_options(calibrate=text, **budget))
     assert report.measured is None or not report.calibration["held_out"]
     lines = {name: after for name, _, after in summarise(report)}
     assert "pass a text of at least 10 lines" in lines["not measured on held-out text"]
@@ -249,7 +262,13 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
     with pytest.raises(ArgumentError, match=r"calibration_tokens must be at most 16, the context of this model"):
-        tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.5, calibrate=text, calibration_tokens=17)
+        tnlib_adapters.compress(
+            folders["bert"],
+            tmp_path / "out",
+            Budget(keep=0.5),
+            calibration=Calibration(text, tokens=17),
+            what="attention",
+        )
 
 
 def broken(folder: Path, where: Path) -> Path:
@@ -280,7 +299,7 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
     ]
     for source, arguments, error, words in cases:
         with pytest.raises(error, match=words):
-            tnlib_adapters.compress(source, tmp_path / "out", keep=0.5, **arguments)
+            tnlib_adapters.compress(source, tmp_path / "out", **by_options(keep=0.5, **arguments))
         assert not (tmp_path / "out").exists()
 
 
@@ -292,13 +311,15 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     one_token_held_out.write_text("\n".join("x" if line == held_out else line for line in lines))
     damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
     (damaged / "tokenizer.json").write_text("{}")
-    call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", keep=0.5, method="matrix")
+    call = functools.partial(
+        tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), method="matrix", what="attention"
+    )
     with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
-        call(damaged, calibrate=text)
-    with refused(ArgumentError, "compress: the text of calibrate must have at least", "too few"):
-        call(folders["gpt2_lm"], calibrate=short)
+        call(damaged, calibration=text)
+    with refused(ArgumentError, "compress: the calibration text must have at least", "too few"):
+        call(folders["gpt2_lm"], calibration=short)
     with refused(ArgumentError, "compress: text must have at least one line of two tokens"):
-        call(tnlib_adapters.builtin_path("llama"), calibrate=one_token_held_out)
+        call(tnlib_adapters.builtin_path("llama"), calibration=one_token_held_out)
     with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
         evaluate(damaged, damaged, text)
     (damaged / "tokenizer.json").write_text("{")

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from compressed_folders import digest
 from interruptions import OLD, At, beside, fail, read, restore_default, write
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint
 from tnlib_adapters.cli import main
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
@@ -69,7 +69,7 @@ def test_an_error_at_any_call_of_a_compression(
     kind: str, force: bool, after: bool, source: Path, tmp_path: Path
 ) -> None:
     untouched = digest(source)
-    compress(source, tmp_path / "whole", keep=0.5)
+    compress(source, tmp_path / "whole", Budget(keep=0.5), what="attention")
     whole = same_but_for_the_clock(tmp_path / "whole")
     ends = []
     for number in range(1, 300):
@@ -79,7 +79,7 @@ def test_an_error_at_any_call_of_a_compression(
             write(out, OLD)
         with At(number, fail(ERRORS[kind]()), after=after) as at:
             try:
-                compress(source, out, keep=0.5, force=force)
+                compress(source, out, Budget(keep=0.5), what="attention", run=Run(force=force))
             except (OSError, KeyboardInterrupt):
                 assert at.reached
         ends.append(out.exists() and "config.json" in os.listdir(out))

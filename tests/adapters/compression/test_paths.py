@@ -13,7 +13,7 @@ from checkpoint_folders import builtin_copy
 from command_line import run_command
 from compressed_folders import digest
 from oracles import assert_one_sentence
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import Budget, compress, open_checkpoint
 
 WRITTEN = {"README.md", "config.json", "model.safetensors", "tnlib_report.html", "tnlib_report.json"}
 
@@ -110,7 +110,7 @@ def test_targets_behind_links(case: str, force: bool, source: Path, place: Path)
 
 
 def test_a_reason_is_given_once_and_not_for_every_method(source: Path, place: Path, tmp_path: Path) -> None:
-    compress(source, tmp_path / "once", keep=0.5)
+    compress(source, tmp_path / "once", Budget(keep=0.5), what="attention")
     got = run_command("compress", tmp_path / "once", place / "out", "--keep", "0.5", status=2)
     assert_one_sentence(got.stderr, ("compressed already",))
     assert got.stderr.count("compressed already") == 1

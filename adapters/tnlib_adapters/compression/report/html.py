@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
-from tnlib_adapters.compression.report.report import INT8, Report, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report.report import INT8, Report, headline, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def write_page(report: Report, file: Path) -> None:
     """Write the page: summary, sizes, errors per head and layer, and spectra."""
     name = Path(report.source).resolve().name
     body = [
-        f"<h1>{html.escape(name)}, {html.escape(headline(report) or _size(report))}</h1>",
+        f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
         *_trade(report),
         f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method} "
         f"and written in layout {report.layout}"
@@ -87,12 +87,6 @@ def write_page(report: Report, file: Path) -> None:
         svg(spectra(report), "spectra"),
     ]
     file.write_text(page(name, body), encoding="utf-8")
-
-
-def _size(report: Report) -> str:
-    if report.is_rounded:
-        return f"{size_text(report)} by method {report.method}"
-    return f"{report.kept:.1%} of its {report.subject} kept by method {report.method}"
 
 
 def _trade(report: Report) -> list[str]:

@@ -177,16 +177,21 @@ def size_text(report: Report) -> str:
     return f"{report.kept:.4f} of the {report.subject}{genitive} numbers kept"
 
 
-def headline(report: Report) -> str | None:
-    """Return bytes before and after, and the error on held-out text; None if none was measured on a text."""
-    if report.measured is None or (report.plain_measured is None and not report.is_smaller_model):
-        return None
+def headline(report: Report) -> str:
+    """Return the bytes of all weights before and after, and the error; of the weights, if there was no text."""
+    before, after = (_mb(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
+    sizes = f"all weights: {before} -> {after}"
+    is_on_text = report.plain_measured is not None or report.is_smaller_model
+    if report.measured is None or not (is_on_text or report.measure == RELATIVE):
+        return sizes
+    return f"{sizes}; {report.measure} {report.measured:.2g} {'on held-out text' if is_on_text else 'of the weights'}"
+
+
+def part_sizes(report: Report) -> str:
+    """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
-    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per number"
-    return (
-        f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}; {report.measure} {report.measured:.2g} on held-out "
-        "text"
-    )
+    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per parameter"
+    return f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}"
 
 
 def verdict(report: Report) -> str | None:
