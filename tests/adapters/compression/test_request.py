@@ -27,7 +27,8 @@ from tnlib_adapters.compression.methods.factorisation import Factorisation
 from tnlib_adapters.compression.methods.other_matrices import Matrix
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
-from tnlib_adapters.compression.request import STORES, WHAT, Request
+from tnlib_adapters.compression.options import STORES
+from tnlib_adapters.compression.request import WHAT, Request
 
 from tnlib import ArgumentError
 
@@ -71,7 +72,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     },
     "calibration_tokens": (
         {"keep": 0.5, "calibrate": TEXT, "calibration_tokens": 1},
-        ("tokens must be at least 2, got 1",),
+        ("at least 2, got 1",),
     ),
     "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("--calibration-tokens must come with",)),
     "statistics of a plain method": (
