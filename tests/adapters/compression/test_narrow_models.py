@@ -193,7 +193,7 @@ def test_layers_that_cannot_be_narrower_are_refused(
         ({"layout": "narrow", "keep": 0.5, "sizes": {"head_dim": 8}}, ("either keep or sizes", "got both")),
         ({"layout": "narrow", "sizes": {"v_head_dim": 8}}, ("sizes must be one of head_dim", "'v_head_dim'")),
         ({"layout": "narrow", "sizes": {"head_dim": 17}, "calibrate": LICENSE}, ("between 1 and 16", "got 17")),
-        ({"layout": "narrow", "sizes": {"head_dim": 0}, "calibrate": LICENSE}, ("between 1 and 16", "got 0")),
+        ({"layout": "narrow", "sizes": {"head_dim": 0}, "calibrate": LICENSE}, ("at least 1", "got 0")),
         ({"layout": "narrow", "keep": 1.5, "calibrate": LICENSE}, ("keep must lie in (0, 1]",)),
         ({"layout": "narrow", "keep": 0.5, "store": "int8"}, ("store must be left out", "'narrow'")),
         ({"layout": "narrow", "keep": 0.5, "method": "matrix"}, ("method must be left out",)),

@@ -78,13 +78,16 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
 
 def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
     arguments = ["compress", folders["bert"], tmp_path / "out", "--bits", "6", "--calibrate", text]
+    arguments += ["--what", "attention"]
     result = run_command(*arguments, columns=140)
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
     before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
     assert report["average_bits"] == 8 * after / report["n_before"] <= 6
-    first, int8, conclusion, *_ = result.stdout.splitlines()
-    bits = f"{report['average_bits']:.2f} bits per number"
-    assert first.startswith(f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits}; 1 - cosine ")
+    first, part, int8, conclusion, *_ = result.stdout.splitlines()
+    everything = (f"{sum(report[f'bytes_{when}'].values()) / 1e6:.2f} MB" for when in ("before", "after"))
+    assert first.startswith(f"all weights: {' -> '.join(everything)}; 1 - cosine ")
+    bits = f"{report['average_bits']:.2f} bits per"
+    assert part == f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits} parameter"
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
     assert "lain int8" in conclusion
@@ -151,7 +154,8 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
 def test_conclusions(folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
     assert verdict(report) is None  # nothing was measured on text
-    assert headline(report) is None
+    before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
+    assert headline(report) == f"all weights: {before} -> {after}; relative error {report.measured:.2g} of the weights"
 
     def of(n_bytes: int, measured: float, *, is_rounded: bool = False) -> str:
         rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []

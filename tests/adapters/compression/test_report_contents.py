@@ -147,7 +147,7 @@ def test_the_page_holds_four_pictures_and_needs_nothing_else(compressed: Any) ->
 def test_the_page_states_the_numbers(compressed: Any) -> None:
     _, _, report = compressed
     text = Page((compressed[1] / PAGE).read_text()).text
-    for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.1%}", "heads", "pytorch_model.bin"):
+    for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.4f}", "heads", "pytorch_model.bin"):
         assert wanted in text
     assert report.source in text
     for one in report.layers:

@@ -53,8 +53,8 @@ def write_page(report: Report, file: Path) -> None:
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
         *_trade(report),
-        f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method} "
-        f"and written in layout {report.layout}"
+        f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method}, "
+        f"{html.escape(size_text(report))}, and written in layout {report.layout}"
         f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its numbers are the entries of "
         "weights, biases and factors.</p>",
         f"<p>To load it, put its path in the place of <code>folder</code>: <code>{html.escape(report.load)}</code></p>",
