@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report.figures import error_curve, error_maps, size_bars, spectra
-from tnlib_adapters.compression.report.report import INT8, Report, headline, summarise, verdict
+from tnlib_adapters.compression.report.report import INT8, Report, headline, size_text, summarise, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
