@@ -169,13 +169,13 @@ def test_a_cluster_that_goes_away_is_one_sentence(text: Path, tmp_path: Path) ->
 
 def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with refused(ArgumentError, "compress", "workers and cluster exclude each other"):
+    with refused(ArgumentError, "Run", "workers and cluster exclude each other"):
         compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2, cluster="tcp://127.0.0.1:8786"))
-    with refused(ArgumentError, "compress", "workers must be at least 1, got 0"):
+    with refused(ArgumentError, "Run", "workers must be at least 1, got 0"):
         compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=0))
-    with refused(ArgumentTypeError, "compress", "workers must be an integer, got 2.0"):
+    with refused(ArgumentTypeError, "Run", "workers must be an integer, got 2.0"):
         compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2.0))
-    with refused(ArgumentTypeError, "compress", "cluster must be the address"):
+    with refused(ArgumentTypeError, "Run", "cluster must be the address"):
         compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster=8786))
     with refused(ArgumentError, "compress", "cluster must be the address of a Dask scheduler", "'nowhere'"):
         compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster="nowhere"))

@@ -31,7 +31,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "full disk": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "keyboard": KeyboardInterrupt,
 }
-ARGUMENTS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
+ARGUMENTS = ["compress", "IN", "OUT", "--keep", "0.5", "--what", "attention", "--force"]
 
 
 @pytest.fixture
@@ -185,7 +185,20 @@ main()
 def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Popen[str]:
     """A running command that has written nearly everything and waits for `go`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PAUSED, "compress", str(source), str(out), "--keep", "0.5", "--force", str(go)],
+        [
+            sys.executable,
+            "-c",
+            PAUSED,
+            "compress",
+            str(source),
+            str(out),
+            "--keep",
+            "0.5",
+            "--what",
+            "attention",
+            "--force",
+            str(go),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -234,7 +247,7 @@ def test_a_disk_that_is_really_full(source: Path, tmp_path: Path) -> None:
     out.parent.mkdir()
     limit = (builtin_path() / "model.safetensors").stat().st_size // 3
     done = subprocess.run(
-        [*COMMAND, str(source), str(out), "--keep", "0.5"],
+        [*COMMAND, str(source), str(out), "--keep", "0.5", "--what", "attention"],
         capture_output=True,
         text=True,
         env=clean_env(),

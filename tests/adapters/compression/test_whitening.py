@@ -190,6 +190,6 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
                 folders["bert"], out, Budget(max_error=0.1), calibration=text, method=method, what="attention"
             )
     known = "'calibrated', 'quantized', 'heads', 'matrix', 'ttm', 'tucker'"
-    with refused(ArgumentError, f"calibrate works with method {known}, got 'cp'"):
+    with refused(ArgumentError, f"calibration works with method {known}, got 'cp'"):
         tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), calibration=text, method="cp", what="attention")
     assert not out.exists()

@@ -110,7 +110,7 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
     model = random_model(name)
     folder = save_with_tokenizer(model, tmp_path / "model")
     for what in ("attention", "all"):
-        for method in ("", "heads", "tucker", "cp"):
+        for method in (None, "heads", "tucker", "cp"):
             known = "'calibrated' or 'quantized' or 'matrix' or 'ttm'"
             with refused(ArgumentError, f"compress: method must be {known}", "latent vectors"):
                 tnlib_adapters.compress(folder, tmp_path / "none", Budget(keep=0.6), what=what, method=method)
