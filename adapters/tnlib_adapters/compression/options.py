@@ -20,8 +20,6 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
-_ONE_GIGABYTE = 10**9
-
 
 @dataclass(frozen=True)
 class Budget:
@@ -80,7 +78,7 @@ class Budget:
         check_one_of("Budget", "store", self.store, tuple(STORES))
         for key, value in (self.sizes or {}).items():
             check_one_of("Budget", "sizes", key, SIZES)
-            _check_integer("Budget", f"{key} in sizes", value, 64)
+            _check_integer("Budget", f"{key} in sizes", value, "for example 64")
 
     @property
     def unbounded(self) -> bool:
@@ -125,7 +123,7 @@ class Calibration:
         for name in ("text", "statistics"):
             if name == "text" or self.statistics is not None:
                 object.__setattr__(self, name, _as_path("Calibration", name, getattr(self, name)))
-        _check_integer("Calibration", "tokens", self.tokens, MAX_TOKENS, least=2)
+        _check_integer("Calibration", "tokens", self.tokens, f"for example {MAX_TOKENS}", least=2)
 
     @property
     def partial_statistics(self) -> Path | None:
@@ -185,7 +183,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.memory is not None:
-            _check_integer("Run", "memory", self.memory, 4 * _ONE_GIGABYTE, "a number of bytes (--max-memory 4G)")
+            _check_integer("Run", "memory", self.memory, f"the bytes, for example {4 * 10**9} (--max-memory 4G)")
         if self.folder is not None:
             object.__setattr__(self, "folder", _as_path("Run", "folder", self.folder))
         if self.workers is not None and self.cluster is not None:
@@ -194,7 +192,7 @@ class Run:
                 "them."
             )
         if self.workers is not None:
-            _check_integer("Run", "workers", self.workers, 2, "a number of processes")
+            _check_integer("Run", "workers", self.workers, "the number of processes, for example 2")
         if self.cluster is not None and not isinstance(self.cluster, str):
             raise ArgumentTypeError(
                 f"Run: cluster must be the address of a Dask scheduler, got {self.cluster!r}; pass for example "
@@ -214,16 +212,11 @@ def _as_path(function: str, name: str, path: Any) -> Path:
     return as_path(function, name, path)
 
 
-def _check_integer(function: str, name: str, value: Any, example: int, of: str = "", *, least: int = 1) -> None:
-    meaning = f", {of}" if of else ""
+def _check_integer(function: str, name: str, value: Any, example: str, *, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(
-            f"{function}: {name} must be an integer{meaning}, got {value!r}; pass for example {example}."
-        )
+        raise ArgumentTypeError(f"{function}: {name} must be an integer, got {value!r}; pass {example}.")
     if value < least:
-        raise ArgumentError(
-            f"{function}: {name} must be at least {least}{meaning}, got {value}; pass for example {example}."
-        )
+        raise ArgumentError(f"{function}: {name} must be at least {least}, got {value}; pass {example}.")
 
 
 def _bits(bits: Any) -> float:

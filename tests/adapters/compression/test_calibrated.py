@@ -261,7 +261,7 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 
 
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
-    with pytest.raises(ArgumentError, match=rr"tokens \(--calibration-tokens\) must be at most 16, the context of this model"):
+    with pytest.raises(ArgumentError, match=r"tokens \(--calibration-tokens\) must be at most 16, the context"):
         tnlib_adapters.compress(
             folders["bert"],
             tmp_path / "out",
