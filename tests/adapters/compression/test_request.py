@@ -29,6 +29,7 @@ from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
+from tnlib_adapters.compression.text import read_text
 
 from tnlib import ArgumentError
 
@@ -115,6 +116,25 @@ def test_a_text_needs_a_tokenizer(method: str, tmp_path: Path) -> None:
         size = {"bits": 4} if BY_TEXT[method].in_bits else {"keep": 0.5}
         compress(builtin_path(), tmp_path / "out", **by_options(method=method, calibrate=tmp_path / "text.txt", **size))
     assert not (tmp_path / "out").exists()
+
+
+def test_json_lines_are_the_text_that_they_hold(tmp_path: Path) -> None:
+    documents = ["one line", "two\nlines", "with \u2028 and \u00e9"]
+    file = tmp_path / "text.jsonl"
+    file.write_text("\n".join(json.dumps({"id": 3, "text": one}) for one in documents) + "\n\n")
+    assert read_text("compress", "calibration", file) == "\n".join(documents)
+    file.write_text("\n".join(json.dumps({"text": one}, ensure_ascii=False) for one in documents), encoding="utf-8")
+    assert read_text("compress", "calibration", file) == "\n".join(documents)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"words": "a"}', '{"text": 3}', '["text"]', "[" * 10**5, '{"text": "\\ud800"}']
+)
+def test_other_json_lines_are_refused_by_their_number(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    file.write_text('{"text": "words"}\n\n' + line)
+    with refused(ArgumentError, "compress: calibration must have an object with a string", "in line 3 of", str(file)):
+        read_text("compress", "calibration", file)
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

@@ -250,7 +250,7 @@ def test_the_whole_of_a_matrix_in_int8_is_plain_rounding(tmp_path: Path) -> None
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: store must be one of float, int8, int4, int3, int2, got 'int5'"):
+    with refused(ArgumentError, "Budget: store must be one of float, int8, int4, int3, int2, got 'int5'"):
         compress(builtin_path(), tmp_path / "out", Budget(keep=0.5, store="int5"), what="attention")
     assert not (tmp_path / "out").exists()
 
