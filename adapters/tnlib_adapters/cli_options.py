@@ -80,8 +80,8 @@ _COMPRESSION = (
                   "--calibrate: heads, or matrix with --what mlp",
                   help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-                  help="Text file of calibration data, or JSON Lines (*.jsonl) with \"text\", representative of the model's "
-                  "use; a tenth is held out for evaluation. Needs torch and transformers."),
+                  help="Text file of calibration data, or JSON Lines (*.jsonl) with \"text\", representative of the "
+                  "model's use; a tenth is held out for evaluation. Needs torch and transformers."),
     click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
                   help="Requires --calibrate. Lines are truncated at N tokens; a language model reads windows of N "
                   "tokens."),
