@@ -1,4 +1,4 @@
-"""Options of `compress` and `plan`: size of the result, calibration data, and where the work runs.
+"""Options of `compress` and `plan`: size of the result, calibration data, device and memory.
 
 Read by the command line: nothing here imports numpy before a path is given.
 """
@@ -136,7 +136,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Run:
-    """Where a compression runs, and what it may use. The result does not depend on `workers`, `cluster` and `folder`.
+    """Device, memory, workers and progress. The result does not depend on `workers`, `cluster` and `folder`.
 
     Parameters
     ----------

@@ -66,17 +66,16 @@ class Request:
             raise ArgumentTypeError(f"compress: run must be a Run, got {run!r}; pass for example Run(device='cuda').")
         if calibration is not None and not isinstance(calibration, Calibration):
             calibration = Calibration(calibration)
-        given = budget or Budget()
+        budget = budget or Budget()
         if method is None:
-            method = _default_method(given, what, with_text=calibration is not None)
+            method = _default_method(budget, what, with_text=calibration is not None)
         in_bits = method in TABLE and TABLE[method].in_bits
-        resolved = given
         if layout != "narrow":
-            if given.unbounded and given.store != "float" and not in_bits:
-                resolved = replace(given, keep=1.0)
-            elif in_bits and given.store == "float" and given.bits is None and given.max_error is None:
-                resolved = replace(given, bits=DEFAULT_BITS)
-        return cls(resolved, calibration, what, method, layout, effort, run)
+            if budget.unbounded and budget.store != "float" and not in_bits:
+                budget = replace(budget, keep=1.0)
+            elif in_bits and budget.store == "float" and budget.bits is None and budget.max_error is None:
+                budget = replace(budget, bits=DEFAULT_BITS)
+        return cls(budget, calibration, what, method, layout, effort, run)
 
     def __post_init__(self) -> None:
         for name, known in (("what", WHAT), ("effort", EFFORTS)):
