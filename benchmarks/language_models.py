@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct compressed to several budgets, beside GPTQ on the same text: bytes, divergence, perplexity, time.
+"""SmolLM2-135M-Instruct compressed to several budgets, beside GPTQ on the same text: bytes, divergence and time.
 
     python -m benchmarks.smollm2
     python -m benchmarks.language_models [--model rotated] [--bits 3 ...] [--method gptq ...] [--write]
 
 Calibrates on `prose_calibration.txt` and on docstrings of Python, 16,384 tokens in windows of 512, and compares
-predictions on `prose_held_out.txt`; both texts were written for this purpose. All matrices of the blocks and both tables
+predictions on `prose_held_out.txt`; both texts were written for this purpose. All matrices of the blocks and tables
 are compressed ("all"), or the matrices of the attention. Divergence is that of the predictions from those of the
 original, in nats per token. GPTQ (`benchmarks.quantizers`) rounds every matrix of the blocks by the inputs of the
 original model, in groups of 128 with clipped ranges and activation order; tables are rounded to nearest in 8 bits.
@@ -139,11 +139,18 @@ def row(model: str, method: str, bits: float, what: str) -> str:
         run = json.loads(done.stdout.splitlines()[-1])
         source = smollm2(model)
         measured = tnlib_adapters.evaluate(source, out, HERE / "prose_held_out.txt")
-    name = "GPTQ" if method == "gptq" else f"tnlib, effort {method}"
-    return (
-        f"| {what} | {bits:g} | {name} | {run['bytes']:.1f} | {measured.divergence:.3f} | "
-        f"{measured.perplexity_before:.1f} | {measured.perplexity_after:.1f} | {run['seconds']:.0f} | {run['peak']:.0f} |"
+    cells = (
+        what,
+        f"{bits:g}",
+        "GPTQ" if method == "gptq" else f"tnlib, effort {method}",
+        f"{run['bytes']:.1f}",
+        f"{measured.divergence:.3f}",
+        f"{measured.perplexity_before:.1f}",
+        f"{measured.perplexity_after:.1f}",
+        f"{run['seconds']:.0f}",
+        f"{run['peak']:.0f}",
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def write_table(lines: list[str]) -> None:
