@@ -107,7 +107,7 @@ class Calibration:
         truncated lines.
     statistics
         File of the calibration statistics of "calibrated" and "quantized": created if it does not exist, resumed after
-        an interruption, and reused for another size of the same model on the same text, by either method.
+        an interruption, and reused for another size by the same method, of the same model on the same text.
 
     Raises
     ------
