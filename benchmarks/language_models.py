@@ -110,7 +110,12 @@ def run_row(model: str, method: str, bits: float, what: str, out: Path) -> dict[
         text = out.with_name("calibration.txt")
         text.write_text(calibration_text(AutoTokenizer.from_pretrained(source)), encoding="utf-8")
         report = tnlib_adapters.compress(
-            source, out, bits=bits, what=what, calibrate=text, calibration_tokens=WINDOW, effort=method
+            source,
+            out,
+            tnlib_adapters.Budget(bits=bits),
+            calibration=tnlib_adapters.Calibration(text, tokens=WINDOW),
+            what=what,
+            effort=method,
         )
         n_bytes = report.average_bits * report.n_before / 8
     seconds = time.process_time() - start
