@@ -294,12 +294,6 @@ def _product(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
     return _agree((m, n), r == s and len(parts) == 2)
 
 
-def _sum(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
-    (m, r), (s, n) = parts["left"], parts["right"]
-    (dense,) = (shape for part, shape in parts.items() if part not in ("left", "right"))
-    return _agree(dense, r == s and tuple(dense) == (m, n))
-
-
 def _of_heads(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
     (m, _r), (_s, n) = parts["left"], parts["right"]  # one factor is wider if query heads share keys
     return _agree((m, n), len(parts) == 2)
@@ -338,7 +332,6 @@ def _agree(shape: Shape, agree: bool) -> Shape:
 SHAPES: Mapping[str, Callable[[Mapping[str, Shape], Sequence[int]], Shape]] = {
     "dense": _one_part,
     "low_rank": _product,
-    "corrected": _sum,
     "ttm": _tt_matrix,
     "heads": _of_heads,
     "interpolative": _interpolation,

@@ -41,8 +41,8 @@ _BIAS_RATE = 0.003  # of biases, relative to their root mean square
 class RoundedBlock:
     """Rounded weights of one block, by projection or module name, and the biases of its attention.
 
-    A weight is one rounded matrix, a product of two, or the sum of both: see `weight_of_parts`. `originals` are the
-    matrices before they were rounded.
+    A weight is one rounded matrix or a product of two, see `weight_of_parts`. `originals` are the matrices before they
+    were rounded.
     """
 
     rounded: Mapping[str, tuple[Integers, ...]]

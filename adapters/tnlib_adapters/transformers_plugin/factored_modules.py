@@ -15,7 +15,6 @@ from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
 from tnlib_adapters.transformers_plugin.dense_linear import DenseLinear
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
-    CorrectedLinear,
     FactoredLinear,
     Factors,
     LowRankLinear,
@@ -86,10 +85,6 @@ def _low_rank(described: Description, factors: Factors | Borrowed, names: str, s
     return LowRankLinear(factors)
 
 
-def _corrected(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return CorrectedLinear(factors, whole_part(described.of))
-
-
 def _ttm(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
     return TTLinear(factors)
 
@@ -150,7 +145,6 @@ def _interpolative(
 MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None], FactoredLinear]] = {
     "dense": _dense,
     "low_rank": _low_rank,
-    "corrected": _corrected,
     "ttm": _ttm,
     "heads": _heads,
     "interpolative": _interpolative,
