@@ -113,7 +113,7 @@ def compress(
         the text is held out to measure the result on.
     statistics
         File of the calibration statistics of "calibrated" and "quantized": created if it does not exist, resumed after
-        an interruption, and reused for another size of the same model on the same text, by either method.
+        an interruption, and reused for another size by the same method, of the same model on the same text.
     calibration_tokens
         Tokens that are read of each line of the calibration text: longer lines are truncated. A language model reads
         windows of this many tokens instead, and no line is truncated. At most the context of the model. The report

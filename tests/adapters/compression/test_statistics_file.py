@@ -71,15 +71,16 @@ def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
-def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
-    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what)
+@pytest.mark.parametrize("sizes", [({"keep": 0.5}, {"keep": 0.75}), ({"bits": 4}, {"bits": 5})])
+def test_another_size_observes_nothing(folders, text, tmp_path, runs, what, sizes):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what, **sizes[0])
     observed = runs.count
-    assert observed > 4
-    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", 0.75, what)
-    for bits in (4, 5):  # of the same statistics
-        report = compress(folders[0], tmp_path / f"{bits}", text, tmp_path / "seen", what=what, bits=bits)
-        assert report.method == "quantized"
+    assert observed > 2
+    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what=what, **sizes[1])
     assert runs.count == observed
+    other = {"bits": 4} if "keep" in sizes[0] else {"keep": 0.5}
+    with pytest.raises(ArgumentError, match="statistics .* another method"):
+        compress(folders[0], tmp_path / "c", text, tmp_path / "seen", what=what, **other)
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
 
@@ -160,7 +161,7 @@ def test_statistics_of_another_version_are_refused(folders, text, tmp_path):
     entries = [Entry(name, info.dtype, info.read()) for name, info in tensors.items()]
     for _ in write_tensor_file(file, entries, metadata | {"version": "4"}):  # as 0.1 wrote them
         pass
-    with pytest.raises(FileFormatError, match="version 4, this is version 5"):
+    with pytest.raises(FileFormatError, match="version 4, this is version 6"):
         compress(folders[0], tmp_path / "b", text, file)
 
 
