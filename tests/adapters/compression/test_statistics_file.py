@@ -79,7 +79,7 @@ def test_another_size_observes_nothing(folders, text, tmp_path, runs, what, size
     compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what=what, **sizes[1])
     assert runs.count == observed
     other = {"bits": 4} if "keep" in sizes[0] else {"keep": 0.5}
-    with pytest.raises(ArgumentError, match="statistics .* another method"):
+    with pytest.raises(ArgumentError, match=r"statistics .* another method"):
         compress(folders[0], tmp_path / "c", text, tmp_path / "seen", what=what, **other)
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
