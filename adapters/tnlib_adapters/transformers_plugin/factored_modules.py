@@ -264,7 +264,7 @@ class FactoredEmbedding(nn.Module):
     """
 
     def __init__(
-        self, described: Description, like: Tensor, scale: float = 1.0, tied: FactoredEmbedding | None = None
+        self, described: Description, like: Tensor, scale: float, tied: FactoredEmbedding | None = None
     ) -> None:
         super().__init__()
         if tied is None:

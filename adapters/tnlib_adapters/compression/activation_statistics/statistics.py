@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
 
-_SEED = 0
-
 
 @dataclass(frozen=True)
 class Statistics:
@@ -95,7 +93,7 @@ def collect_reads(
 
 
 def moments_by_group(
-    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None] = lambda: None
+    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None]
 ) -> Iterator[tuple[int, dict[str, Array]]]:
     """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
     from tnlib_adapters.instrument.weight_inputs import read
@@ -259,7 +257,7 @@ class Observations:
         places: Places,
         batches: Sequence[Batch],
         streams: Streams,
-        step: Callable[[int, int, int], None] = lambda _group, _probe, _batch: None,
+        step: Callable[[int, int, int], None],
     ) -> None:
         self._frame, self._places, self._batches, self._streams = frame, places, batches, streams
         self._n, self._step = len(frame.model.layers), step
@@ -304,11 +302,14 @@ class Observations:
             yield reads, slopes
 
     def _generator(self, b: int, probe: int) -> torch.Generator:
-        return _generator(2 * b + probe)
+        """Return the generator for a probe of one batch, seeded per batch so that resuming is reproducible."""
+        import torch
+
+        return torch.Generator().manual_seed(2 * b + probe)
 
 
 def sum_moments(
-    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None = None
+    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None
 ) -> Statistics:
     """Return the moments of inputs and gradients, summed over batches.
 
@@ -390,10 +391,3 @@ def _sides(components: Components, device: torch.device) -> tuple[torch.Tensor, 
 
     left, right = (torch.from_numpy(side).float().to(device) for side in (components.left, components.right))
     return left, right
-
-
-def _generator(seed: int) -> torch.Generator:
-    """Return the generator for the probes of one batch, seeded per batch so that resuming is reproducible."""
-    import torch
-
-    return torch.Generator().manual_seed(_SEED + seed)
