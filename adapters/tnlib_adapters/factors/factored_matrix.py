@@ -224,46 +224,22 @@ class FactoredMatrix:
         return self.describe().n_bits(float_bits)
 
 
-def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
-    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`.
+def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> FactoredMatrix:
+    """Return a matrix with all parts but vectors rounded to the nearest integers of `part_format`.
 
-    Parameters are those of `integer_formats`. The parts in `arrays` are replaced by their rounded values.
+    With `by_row`, for a table of embeddings, groups lie within rows, so that a row is read without the others.
 
     >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
     >>> rounded(identity, 4).n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, and a scale of 16 bits for each column
     17408
     """
-    formats = integer_formats(matrix, bits, group, by_row=by_row)
-    return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
-
-
-def integer_formats(
-    matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False
-) -> dict[str, IntegerFormat]:
-    """Return the integer formats of all parts of a matrix but vectors.
-
-    Parameters
-    ----------
-    matrix
-        Factored matrix.
-    bits, group
-        Bits of a number, and numbers per scale; in 8 bits a slice has one scale, see `int8_format`.
-    by_row
-        True for a table of embeddings: groups lie within rows, so that a row is read without the others.
-
-    Returns
-    -------
-    dict of str to IntegerFormat
-        Formats by the name of the part.
-    """
-    shapes = {part: a.shape for part, a in matrix.arrays.items() if a.ndim > 1}
-    formats = {part: part_format(part, shape, bits, group) for part, shape in shapes.items()}
+    formats = {part: part_format(part, a.shape, bits) for part, a in matrix.arrays.items() if a.ndim > 1}
     if bits < 8 and matrix.kind == "heads" and matrix.of[-1:] != "o":
-        formats["right"] = IntegerFormat(bits, 1, group)  # applied as its transpose
+        formats["right"] = IntegerFormat(bits, 1, GROUP)  # applied as its transpose
     first = next(iter(formats), "")  # holds the rows of a table
     if bits < 8 and by_row and first in ("left", whole_part("")):
-        formats[first] = IntegerFormat(bits, 1, group)
-    return formats
+        formats[first] = IntegerFormat(bits, 1, GROUP)
+    return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
 
 
 def whole_part(of: str) -> str:

@@ -83,29 +83,21 @@ def collect_reads(
 
     Those of one block are in memory at a time, and the others as far as `workspace` admits them.
     """
+    from tnlib_adapters.instrument.weight_inputs import read
+
     moments = StoredArrays(workspace or Workspace())
     total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
     stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), itertools.count(1)
     progress(stage, 0, total)
-    for _, sums in moments_by_group(model, places, batches, lambda: progress(stage, next(done), total)):
-        moments.add(sums)
-    return moments
-
-
-def moments_by_group(
-    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None]
-) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
-    from tnlib_adapters.instrument.weight_inputs import read
-
     place_of = {place.reads: place for place in places.values()}
-    for group, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 add_to(sums, key, _moments(x, place_of[key]).astype(np.float64))
-            step()
-        yield group, sums
+            progress(stage, next(done), total)
+        moments.add(sums)
+    return moments
 
 
 def collect(
