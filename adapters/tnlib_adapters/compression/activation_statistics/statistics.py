@@ -29,11 +29,10 @@ from tnlib_adapters.files.process_memory import release_free_memory
 if TYPE_CHECKING:
     import torch
 
+    from tnlib_adapters.compression.activation_statistics.weighted_moments import Observed
     from tnlib_adapters.instrument.block_passes import Frame, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
-
-    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
 
 
 @dataclass(frozen=True)
