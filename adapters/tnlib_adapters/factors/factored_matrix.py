@@ -32,8 +32,6 @@ METHOD = "tnlib"  # prefix of the parts of projections, and name of the method i
 
 Shape = tuple[int, ...]
 
-_ROW_INDEX = 32  # bits of a row index
-
 
 @dataclass(frozen=True)
 class Description:
@@ -96,15 +94,13 @@ class Description:
         """True if the weights are stored as they are, rounded or not, instead of as factors."""
         return self.kind in ("dense", "stack")
 
-    @property
-    def n_parameters(self) -> int:
-        """Number of stored numbers; scales are not counted."""
-        return sum(map(math.prod, self.shapes.values())) + len(self.rows)
-
     def n_bits(self, float_bits: int) -> int:
-        """Return the bits of all parts, scales and row indices, with `float_bits` bits for a number without format."""
+        """Return the bits of all parts and scales, with `float_bits` bits for a number without format.
+
+        Row indices are in config.json.
+        """
         formats = self.formats
-        return _ROW_INDEX * len(self.rows) + sum(
+        return sum(
             formats[part].n_bits(shape) if part in formats else float_bits * math.prod(shape)
             for part, shape in self.shapes.items()
         )
@@ -219,10 +215,6 @@ class FactoredMatrix:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
 
-    def n_bits(self, float_bits: int) -> int:
-        """Return the number of stored bits, see `Description.n_bits`."""
-        return self.describe().n_bits(float_bits)
-
 
 def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> FactoredMatrix:
     """Return a matrix with all parts but vectors rounded to the nearest integers of `part_format`.
@@ -230,7 +222,7 @@ def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> Facto
     With `by_row`, for a table of embeddings, groups lie within rows, so that a row is read without the others.
 
     >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
-    >>> rounded(identity, 4).n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, and a scale of 16 bits for each column
+    >>> rounded(identity, 4).describe().n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, 64 scales of 16 bits
     17408
     """
     formats = {part: part_format(part, a.shape, bits) for part, a in matrix.arrays.items() if a.ndim > 1}
