@@ -31,15 +31,14 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
 
 GROUPS = (0, 128)  # numbers that share a scale: a whole column, or 128 of its entries
-# Losses of whole weights by bits, relative to the measured one at 3 bits, in whole columns and in groups: those of
+# Losses by bits, relative to the measured one at 3 bits, in whole columns and in groups: those of
 # normally distributed numbers, met to 3 % by the weights of SmolLM2.
 _MEASURED = 3
 _OF_COLUMNS = {2: 3.8, 3: 1.0, 4: 0.286, 5: 0.082, 6: 0.022, 8: 0.0014}
 _OF_GROUPS = {2: 3.85, 3: 1.0, 4: 0.27, 5: 0.069, 6: 0.017, 8: 0.0014}
-_PER_BIT = 3.9  # ratio of the losses of factors at neighbouring widths above 4 bits
 _FACTOR_BITS = (2, 3)
-_MORE_FACTOR_BITS = (4, 5, 6, 8)  # where numbers are bounded; those of more than 4 bits are extrapolated
-_FRACTIONS = (0.2, 0.4, 0.6)  # numbers of factors per number of the weight, at which losses are measured
+_MORE_FACTOR_BITS = (4, 5, 6, 8)  # where numbers are bounded
+_FRACTIONS = (0.2, 0.6)  # numbers of factors per number of the weight, at which losses are measured
 _LARGEST_FRACTION = 0.95  # one more where numbers are bounded
 _N_RANKS = 24  # options between them, with interpolated losses
 _RIDGE = 1e-6  # of the refitted factor, relative to the mean moment
@@ -171,22 +170,19 @@ class QuantizedWeight:
         return options
 
     def _factored(self) -> list[Option]:
-        """Return factors of different widths and ranks, whose losses are interpolated between some ranks."""
+        """Return factors of different widths and ranks, with losses of rounding interpolated between some ranks."""
         fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._fewer_numbers else _FRACTIONS
         ranks = sorted({self._rank(fraction) for fraction in fractions} - {0})
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
         truncated = self._loss_scale * self._truncated
-        options, rounding = list[Option](), np.zeros(len(chosen))
+        losses = [self._loss(self._product(rank, _MEASURED, descend=False).values()) for rank in ranks]
+        rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
+        measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
+        options = list[Option]()
         for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._fewer_numbers else ())):
-            if bits <= max(_FACTOR_BITS):
-                losses = [self._loss(self._product(rank, bits, descend=False).values()) for rank in ranks]
-                logarithms = np.log(np.maximum(losses, np.finfo(np.float64).tiny))
-                expected = np.exp(np.interp(chosen, ranks, logarithms))
-                rounding = np.maximum(expected - truncated[chosen], 0)
-            else:
-                expected = truncated[chosen] + rounding * _PER_BIT ** (max(_FACTOR_BITS) - bits)
+            expected = truncated[chosen] + measured * _OF_COLUMNS[bits]
             for rank, loss in zip(chosen.tolist(), expected.tolist(), strict=True):
                 options.append(Option(bits, 0, rank, *self._sizes(rank, bits), loss))
         return options
