@@ -57,15 +57,7 @@ def _check_expanded(expanded: Projections, matrix: FactoredMatrix, sizes: Sizes)
             raise ValueError(f"they give a bias of shape {bias.shape} where {n_out(sizes, name)} numbers are added")
 
 
-def _dense(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return _one_weight(matrix, matrix.arrays[whole_part(matrix.of)])
-
-
-def _low_rank(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return _one_weight(matrix, matrix.arrays["left"] @ matrix.arrays["right"])
-
-
-def _ttm(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _ttm(matrix: FactoredMatrix, _: Sizes) -> Projections:
     cores = [matrix.arrays[f"core{k}"] for k in range(len(matrix.arrays.keys() - {"bias"}))]
     return _one_weight(matrix, TTMatrix(tuple(cores)).full())
 
@@ -87,18 +79,14 @@ def _own_bias(matrix: FactoredMatrix) -> dict[str, Array]:
     return {matrix.of: matrix.arrays["bias"]} if "bias" in matrix.arrays else {}
 
 
-def _tucker(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _tucker(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
     return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full(), matrix.of)
 
 
-def _cp(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _cp(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
     return unstack(CP(matrix.arrays["weights"], tuple(factors)).full(), matrix.of)
-
-
-def _stack(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return unstack(matrix.arrays["stack"], matrix.of)
 
 
 def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
@@ -157,14 +145,14 @@ def places(ranks: Sequence[int], d_head: int) -> list[int]:
 
 
 EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
-    "dense": _dense,
-    "low_rank": _low_rank,
+    "dense": lambda matrix, _: _one_weight(matrix, matrix.arrays[whole_part(matrix.of)]),
+    "low_rank": lambda matrix, _: _one_weight(matrix, matrix.arrays["left"] @ matrix.arrays["right"]),
     "ttm": _ttm,
     "heads": _heads,
     "interpolative": _interpolative,
     "tucker": _tucker,
     "cp": _cp,
-    "stack": _stack,
+    "stack": lambda matrix, _: unstack(matrix.arrays["stack"], matrix.of),
 }
 
 
