@@ -85,8 +85,7 @@ def stage(*, refit: bool) -> Run:
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        calibration = collect_calibration(checkpoint, model, batches, weighed_parts)
-        parts = calibration.parts
+        parts = collect_calibration(checkpoint, model, batches, weighed_parts)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
         if refit:

@@ -178,8 +178,9 @@ def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
 
 def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
     """Fit every block in `n` steps."""
-    for name in ("STEPS", "ROUNDED_STEPS"):
-        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", n)
+    steps = {"STEPS": n, "ROUNDED_STEPS": n, "PASSES": {"low": 0, "default": n, "high": n}}
+    for name, value in steps.items():
+        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", value)
 
 
 def by_options(**options: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tnlib_adapters.cli_options import (
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
+from tnlib_adapters.compression.options import LAYOUTS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from tnlib import ArgumentError
-from tnlib_adapters.compression.layouts.layout_options import LAYOUTS, OTHER_COMMANDS
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.options import STORES, Budget, Calibration, Run
+from tnlib_adapters.compression.options import LAYOUTS, OTHER_COMMANDS, STORES, Budget, Calibration, Run
 from tnlib_adapters.compression.request import EFFORTS, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 

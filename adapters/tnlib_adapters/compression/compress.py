@@ -229,8 +229,8 @@ def _rounded_report(description: Description) -> RoundedReport:
     formats, shapes = description.formats, description.shapes
     rank = None if description.is_whole else shapes["left"][1]
     n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
-    form, is_corrected = next(iter(formats.values())), description.kind == "corrected"
-    return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8, is_corrected)
+    form = next(iter(formats.values()))
+    return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8)
 
 
 def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) -> None:

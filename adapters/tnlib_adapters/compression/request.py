@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
-from tnlib_adapters.compression.layouts.layout_options import HEAD, LAYOUTS, OTHER_COMMANDS, SIZES
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
-from tnlib_adapters.compression.options import Budget, Calibration, Run, check_one_of
+from tnlib_adapters.compression.options import (
+    HEAD,
+    LAYOUTS,
+    OTHER_COMMANDS,
+    SIZES,
+    Budget,
+    Calibration,
+    Run,
+    check_one_of,
+)
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
 
 
 def _bits(own: RoundedReport) -> str:
-    return str(own.bits) if own.rank is None else f"{own.bits}({'+ ' if own.is_corrected else ''}rank {own.rank})"
+    return str(own.bits) if own.rank is None else f"{own.bits}(rank {own.rank})"
 
 
 def _total(report: Report) -> tuple[str, str]:

@@ -21,7 +21,8 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
@@ -30,10 +31,16 @@ from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Frame, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
-from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
+from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
+    find_places,
+    observe_block,
+    observe_output,
+    of_group,
+)
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
@@ -62,6 +69,25 @@ def first_batch(model) -> Batch:
     return model.batches(made_up_text(30))[-1]
 
 
+def calibrated_layers(checkpoint, model, batches):
+    return [part.load() for part in collect_calibration(checkpoint, model, batches, weighed_parts).values()]
+
+
+def observe(model, batch, places, layer, generator):
+    """Return the inputs of the weights of a layer, and the gradients of a probe of the output at their outputs."""
+    frame, streams = Frame(model), []
+    with torch.no_grad():
+        x, calls = frame.enter(batch)
+        for k, call in enumerate(calls):
+            streams.append(x)
+            x = run_block(model, k, x, call)
+    *_, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
+    for k in reversed(range(layer, len(calls))):
+        own = of_group(places, k)
+        reads, slopes, gradient = observe_block(model, k, streams[k], calls[k], batch, own, gradient)
+    return reads, slopes
+
+
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::2]))
 def test_gradients_are_those_of_the_model(folders, name, projection):
@@ -71,7 +97,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     with torch.no_grad():
         out = model(batch)
     places, key = find_places(model), f"{layer}.{projection}"
-    reads, slopes = observe(model, batch, places, torch.Generator().manual_seed(0))
+    reads, slopes = observe(model, batch, places, layer, torch.Generator().manual_seed(0))
     old = checkpoint.projections(layer)
     weight = old.weights[projection]
     change = 1e-2 * np.abs(weight).mean() * np.random.default_rng(1).standard_normal(weight.shape)
@@ -145,9 +171,8 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_pa
 def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
     """The fit of a model that does not fit in memory, and that of one that does."""
     checkpoint, ends = open_checkpoint(folders[name]), []
-    layers, _ = calibrated_parts(
-        checkpoint, open_running(folders[name]), open_running(folders[name]).batches(made_up_text())
-    )
+    model = open_running(folders[name])
+    layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))
     start = layers[1].products([len(curve.costs) // 2 for curve in layers[1].curves])
     for limit in (None, 1):
         model = open_running(folders[name], max_weights=limit)
@@ -166,7 +191,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    layers, _ = calibrated_parts(checkpoint, model, batches)
+    layers = calibrated_layers(checkpoint, model, batches)
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
@@ -339,7 +364,7 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name, projection):
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     turn, k = 0.05, 1
-    layers, _ = calibrated_parts(checkpoint, after, before.batches(text))
+    layers = calibrated_layers(checkpoint, after, before.batches(text))
     whole = layers[k].products([len(curve.costs) - 1 for curve in layers[k].curves])
     component = layers[k].components[projection]
     (weight,) = whole.factors[projection]

@@ -21,7 +21,8 @@ import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
 from compressed_folders import by_options, read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
@@ -102,11 +103,11 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = names_of(checkpoint, "all")
-    _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
+    parts = collect_calibration(checkpoint, before, before.batches(text), weighed_parts, what="all")
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 
     for chosen in (names[1], names[-1]):
-        one = matrices[names.index(chosen)]
+        one = parts[chosen].load()
         left, right = one.components.left, one.components.right
         loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
         turn, module = 0.05, find_module(after.model, chosen)

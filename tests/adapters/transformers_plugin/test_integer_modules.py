@@ -20,7 +20,7 @@ from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.table import METHODS  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
@@ -120,7 +120,6 @@ MIXED = {  # formats that `compress` does not choose: of other axes and groups, 
     "int8 beside fewer bits": {"left": IntegerFormat(8, 0), "right": IntegerFormat(6, 1, 16)},
     "a table by columns": {"left": IntegerFormat(5, 0, 8), "right": IntegerFormat(2, 0)},
     "int8 by columns in groups": {"left": IntegerFormat(8, 0, 6), "right": IntegerFormat(8, 1, 6)},
-    "beside a weight": {"left": IntegerFormat(3, 0), "right": IntegerFormat(4, 1), "whole": IntegerFormat(2, 1, 5)},
     "int8 by rows": {"left": IntegerFormat(8, 1), "right": IntegerFormat(8, 0)},
 }
 
@@ -129,13 +128,9 @@ MIXED = {  # formats that `compress` does not choose: of other axes and groups, 
 def test_parts_in_formats_of_their_own(case: str, saved: Any, tmp_path: Path) -> None:
     model, source = saved("gpt2_lm")
     checkpoint, formats = open_checkpoint(source), MIXED[case]
-    plan, rng = factorise(checkpoint, "matrix", what="all").plan(0.2), np.random.default_rng(0)
+    plan = factorise(checkpoint, "matrix", what="all").plan(0.2)
 
     def rounded(matrix: FactoredMatrix) -> FactoredMatrix:
-        if "whole" in formats and matrix.kind == "low_rank":
-            (m, n), part = matrix.describe().shape, whole_part(matrix.of)
-            whole = 0.1 * rng.standard_normal((m, n)).astype(np.float32)
-            matrix = replace(matrix, kind="corrected", arrays={part: whole, **matrix.arrays})
         own = {part: form for part, form in formats.items() if part in matrix.arrays}
         return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in own.items()})
 

@@ -29,13 +29,10 @@ from tnlib_adapters.files.process_memory import release_free_memory
 if TYPE_CHECKING:
     import torch
 
+    from tnlib_adapters.compression.activation_statistics.weighted_moments import Observed
     from tnlib_adapters.instrument.block_passes import Frame, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
-
-    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
-
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -85,29 +82,21 @@ def collect_reads(
 
     Those of one block are in memory at a time, and the others as far as `workspace` admits them.
     """
+    from tnlib_adapters.instrument.weight_inputs import read
+
     moments = StoredArrays(workspace or Workspace())
     total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
     stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), itertools.count(1)
     progress(stage, 0, total)
-    for _, sums in moments_by_group(model, places, batches, lambda: progress(stage, next(done), total)):
-        moments.add(sums)
-    return moments
-
-
-def moments_by_group(
-    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None] = lambda: None
-) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
-    from tnlib_adapters.instrument.weight_inputs import read
-
     place_of = {place.reads: place for place in places.values()}
-    for group, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 add_to(sums, key, _moments(x, place_of[key]).astype(np.float64))
-            step()
-        yield group, sums
+            progress(stage, next(done), total)
+        moments.add(sums)
+    return moments
 
 
 def collect(
@@ -259,7 +248,7 @@ class Observations:
         places: Places,
         batches: Sequence[Batch],
         streams: Streams,
-        step: Callable[[int, int, int], None] = lambda _group, _probe, _batch: None,
+        step: Callable[[int, int, int], None],
     ) -> None:
         self._frame, self._places, self._batches, self._streams = frame, places, batches, streams
         self._n, self._step = len(frame.model.layers), step
@@ -304,11 +293,14 @@ class Observations:
             yield reads, slopes
 
     def _generator(self, b: int, probe: int) -> torch.Generator:
-        return _generator(2 * b + probe)
+        """Return the generator for a probe of one batch, seeded per batch so that resuming is reproducible."""
+        import torch
+
+        return torch.Generator().manual_seed(2 * b + probe)
 
 
 def sum_moments(
-    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None = None
+    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None
 ) -> Statistics:
     """Return the moments of inputs and gradients, summed over batches.
 
@@ -390,10 +382,3 @@ def _sides(components: Components, device: torch.device) -> tuple[torch.Tensor, 
 
     left, right = (torch.from_numpy(side).float().to(device) for side in (components.left, components.right))
     return left, right
-
-
-def _generator(seed: int) -> torch.Generator:
-    """Return the generator for the probes of one batch, seeded per batch so that resuming is reproducible."""
-    import torch
-
-    return torch.Generator().manual_seed(_SEED + seed)

@@ -171,8 +171,8 @@ class StatisticsFiles:
         write_digested(self._of_group(group), self._metadata, entries)
         self._checked.add(group)
 
-    def statistics(self, keys: Collection[str] | None = None) -> Statistics:
-        """Return the statistics of all groups, or those of some keys, each array read when it is used.
+    def statistics(self, keys: Collection[str]) -> Statistics:
+        """Return the statistics of these keys, each array read when it is used.
 
         Raise if a file is damaged.
         """
@@ -182,7 +182,7 @@ class StatisticsFiles:
         files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
         stored = (_below(f"{part}.", tensors) for part in _PARTS)
-        return Statistics(*(_Stored({k: own[k] for k in own if keys is None or k in keys}, self) for own in stored))
+        return Statistics(*(_Stored({k: own[k] for k in own if k in keys}, self) for own in stored))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""

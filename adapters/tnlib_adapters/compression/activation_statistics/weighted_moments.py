@@ -26,10 +26,11 @@ from tnlib_adapters.compression.activation_statistics.moment_sums import MomentS
 if TYPE_CHECKING:
     import torch
 
-    from tnlib_adapters.compression.activation_statistics.statistics import Observed
     from tnlib_adapters.compression.methods.out_of_core import Workspace
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
+
+    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
 
 _SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs
 _DAMPED = 0.01  # of the mean moment, added before an inverse is applied

@@ -18,7 +18,7 @@ from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of
+from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.sizes import count_compressed
@@ -28,31 +28,11 @@ from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.running_model import RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
 # 0.026 nats a token), and unembeddings are not fitted
 _NOT_FITTED = 2
-
-
-def calibrated_parts(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    batches: Sequence[Batch],
-    progress: Progress = quiet,
-    *,
-    what: str = "attention",
-) -> tuple[list[CalibratedLayer], list[Matrix]]:
-    """Return the attention layers and other matrices with components ordered by their effect on the model output.
-
-    Parameters are those of `collect_calibration`.
-    """
-    parts = [
-        part.load()
-        for part in collect_calibration(checkpoint, model, batches, weighed_parts, progress, what=what).parts.values()
-    ]
-    layers = [part for part in parts if isinstance(part, CalibratedLayer)]
-    return layers, [part for part in parts if isinstance(part, Matrix)]
 
 
 def weighed_parts(_: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
@@ -109,20 +89,20 @@ def factorise_calibrated(
     """
     model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(
+    parts = collect_calibration(
         checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
     )
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
         n_steps = steps_of_model(model, streams, effort)
-        return fit_factors(model, calibration.parts, options, streams, n_steps, progress=progress)
+        return fit_factors(model, parts, options, streams, n_steps, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
     return Factorisation(
         "calibrated",
-        calibration.parts,
+        parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
         fit=fit if PASSES[effort] else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +43,6 @@ TOKENS_OF_STATISTICS = 32_768
 TOKENS_OF_FIT = 65_536
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Factorised layers and other weights of a model, by module, and the statistics of all."""
-
-    parts: dict[str, LazyPart]
-    statistics: Statistics
-
-
 # function of the checkpoint and of a group; without its arrays the checkpoint tells what is stored how
 PartsOf = Callable[[Checkpoint, Any], Mapping[str, Factorised]]
 
@@ -67,8 +59,10 @@ def collect_calibration(
     spill: Spill | None = None,
     workspace: Workspace | None = None,
     rounding: bool = False,
-) -> Calibration:
-    """Collect calibration statistics block by block, and factorise the weights that `what` selects by them.
+) -> dict[str, LazyPart]:
+    """Return the layers and other weights that `what` selects, by module, factorised by statistics of a text.
+
+    The statistics are collected block by block.
 
     Parameters
     ----------
@@ -119,7 +113,7 @@ def collect_calibration(
             groups.components(group, statistics)
         groups.factorise(group, statistics)
     parts = groups.parts()
-    return Calibration({module: parts[module] for module in weights.modules}, files.statistics())
+    return {module: parts[module] for module in weights.modules}
 
 
 class _Groups:

@@ -64,7 +64,7 @@ def factorise_quantized(
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
     parts_of = partial(_rounded_parts, {"bits": bits, "factors": factors, "fewer_numbers": fewer_numbers})
-    calibration = collect_calibration(
+    parts = collect_calibration(
         checkpoint,
         model,
         batches,
@@ -80,11 +80,11 @@ def factorise_quantized(
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
         n_steps = steps_of_model(model, streams, effort, in_bits=True)
-        return fit_rounded(model, calibration.parts, options, streams, n_steps, progress=progress)
+        return fit_rounded(model, parts, options, streams, n_steps, progress=progress)
 
     return Factorisation(
         "quantized",
-        calibration.parts,
+        parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
         fit=fit if PASSES[effort] else None,

@@ -17,11 +17,11 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
-from tnlib_adapters.compression.layouts.layout_options import HEAD, NEURONS
 from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, Widths, widths_of
 from tnlib_adapters.compression.methods.factorisation import measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.options import HEAD, NEURONS
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport
 from tnlib_adapters.compression.request import Request

@@ -115,7 +115,7 @@ def _rounded(report: Report) -> list[str]:
         [
             f"{own.module}, {own.of}" if own.of else own.module,
             str(own.bits),
-            f"{'+ ' if own.is_corrected else ''}{own.rank or ''}",
+            str(own.rank or ""),
             str(own.group or ""),
             f"{own.n_bytes / 1e3:,.1f}",
         ]
@@ -124,9 +124,9 @@ def _rounded(report: Report) -> list[str]:
     return [
         "<h2>Bits of every weight</h2>",
         "<p>A weight without a rank is stored as one matrix of integers with scales. A weight with a rank is stored as "
-        "two such factors of this rank or, with a plus sign, as a matrix to which the product of two factors is added. "
-        "The group is the number of entries that share a scale. If the cell is empty, every column of the weight "
-        "(in, out), every component of the factors, or every row of an embedding table has a scale."
+        "two such factors of this rank. The group is the number of entries that share a scale. If the cell is empty, "
+        "every column of the weight (in, out), every component of the factors, or every row of an embedding table has "
+        "a scale."
         f"{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
         table(["weight", "bits", "rank", "group", report.rounded_bytes_label], rows),
     ]

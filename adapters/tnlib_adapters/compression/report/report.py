@@ -68,7 +68,7 @@ class MatrixReport:
 
 @dataclass(frozen=True)
 class RoundedReport:
-    """One weight that is stored as integers, whole, as two factors, or as their sum."""
+    """One weight that is stored as integers, whole or as two factors."""
 
     module: str
     of: str  # projections of an attention module, such as "q" or "qk"; otherwise ""
@@ -76,7 +76,6 @@ class RoundedReport:
     rank: int | None  # of two factors; None without them
     group: int  # numbers that share a scale; 0 for those of a whole column or component, or of a row of a table
     n_bytes: int  # codes and scales, which the dense layout multiplies out
-    is_corrected: bool = False  # True for a whole weight beside factors, whose bits and groups these are
 
 
 @dataclass(frozen=True)
@@ -235,10 +234,9 @@ def _sizes(report: Report) -> list[Line]:
     if report.layout == "dense" and not report.is_rounded:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
-        counts = Counter((own.rank is None or own.is_corrected, own.is_corrected, own.bits) for own in report.rounded)
+        counts = Counter((own.rank is None, own.bits) for own in report.rounded)
         forms = [
-            f"{n} {'in' if is_whole else 'as factors in'} {bits} bits{' beside factors' if is_corrected else ''}"
-            for (is_whole, is_corrected, bits), n in sorted(counts.items())
+            f"{n} {'in' if is_whole else 'as factors in'} {bits} bits" for (is_whole, bits), n in sorted(counts.items())
         ]
         lines.append(("weights by bits", "", ", ".join(forms)))
     lines += [
