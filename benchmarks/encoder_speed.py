@@ -32,9 +32,9 @@ from benchmarks.texts import sentences
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 HEADING = "## Encoders in onnxruntime: `tnlib export-onnx`"
 CASES: dict[str, dict[str, Any]] = {
-    "--what all --keep 0.5": {"what": "all", "keep": 0.5},
-    "--what all --keep 0.5 --flops 0.65": {"what": "all", "keep": 0.5, "flops": 0.65},
-    "--what all --keep 0.5 --flops 0.5": {"what": "all", "keep": 0.5, "flops": 0.5},
+    "--keep 0.5": {"what": "all", "keep": 0.5},
+    "--keep 0.5 --flops 0.65": {"what": "all", "keep": 0.5, "flops": 0.65},
+    "--keep 0.5 --flops 0.5": {"what": "all", "keep": 0.5, "flops": 0.5},
     "--layout narrow --size intermediate_size=768": {"layout": "narrow", "sizes": {"intermediate_size": 768}},
 }
 ENGINES = ("onnxruntime", "torch, `use_linear_layers`", "torch, as loaded", "torch, `use_linear_layers`, dynamic int8")

@@ -33,7 +33,8 @@ from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
-_LEAST_WHOLE = 3.5  # bits per parameter; products of two factors are worth it below, and their losses take time
+# bits per parameter; products of two factors are worth it below, and to measure their losses takes time
+_LEAST_WHOLE = {"low": 2.5, "default": 3.5, "high": 3.5}
 
 Call = Callable[[], Factorised]  # with all arrays it needs
 
@@ -84,8 +85,8 @@ def _factorise(
     if method.unit == "model":
         width = dict[str, object]()
         if method.in_bits:
-            budget = request.budget
-            below = budget.keep is not None or (budget.bits or _LEAST_WHOLE) < _LEAST_WHOLE
+            budget, least = request.budget, _LEAST_WHOLE[request.effort]
+            below = budget.keep is not None or (budget.bits or least) < least
             factors = below or budget.max_error is not None
             width = {"bits": budget.width, "factors": factors, "fewer_numbers": budget.keep is not None}
         factorisation: Factorisation = resolve(method.factorise)(
