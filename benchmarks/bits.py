@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import click
 import numpy as np
+from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics import collect
 from tnlib_adapters.compression.evaluation.evaluate import Reference
@@ -161,7 +162,9 @@ def compressed(source: Path, what: str, budget: float, text: str, tests: Sequenc
         for file, words in zip(files, (text, *tests), strict=True):
             file.write_text(words, encoding="utf-8")
         start = time.process_time()
-        report = tnlib_adapters.compress(source, out, method=TNLIB, bits=budget, what=what, calibrate=files[0])
+        report = tnlib_adapters.compress(
+            source, out, Budget(bits=budget), calibration=files[0], what=what, method=TNLIB
+        )
         spent = time.process_time() - start
         bits = 8 * report.compressed(report.bytes_after) / report.n_before
         return "", bits, [tnlib_adapters.evaluate(source, out, file).measures() for file in files[1:]], spent

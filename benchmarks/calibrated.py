@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from tnlib_adapters import Budget
 from tnlib_adapters.compression.request import WHAT
 
 from benchmarks.texts import sentences
@@ -60,7 +61,7 @@ def compressed(method: str, *, by_text: bool, what: str = "attention") -> Run:
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out"
             text = calibration if by_text else None
-            tnlib_adapters.compress(source, out, keep=keep, method=method, what=what, calibrate=text)
+            tnlib_adapters.compress(source, out, Budget(keep=keep), calibration=text, what=what, method=method)
             return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
 
     return run
@@ -84,8 +85,7 @@ def stage(*, refit: bool) -> Run:
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        calibration = collect_calibration(checkpoint, model, batches, weighed_parts)
-        parts = calibration.parts
+        parts = collect_calibration(checkpoint, model, batches, weighed_parts)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
         if refit:
@@ -111,7 +111,7 @@ def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[
 
     with tempfile.TemporaryDirectory() as scratch:
         fitted, out = Path(scratch) / "fitted", Path(scratch) / "out"
-        tnlib_adapters.compress(source, fitted, keep=keep, calibrate=calibration)
+        tnlib_adapters.compress(source, fitted, Budget(keep=keep), calibration=calibration, what="attention")
         seen, _ = hold_out(calibration.read_text(encoding="utf-8"))
         tune_folder(source, fitted, seen, out)
         return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]

@@ -50,7 +50,12 @@ def compressed(source: str, text: str, out: str, n_workers: str) -> None:
     fit_by_block.ROUNDED_STEPS = 1
     stages, started = Stages(), time.perf_counter()
     tnlib_adapters.compress(
-        source, out, what="all", bits=3, calibrate=text, workers=int(n_workers) or None, progress=stages
+        source,
+        out,
+        tnlib_adapters.Budget(bits=3),
+        calibration=text,
+        what="all",
+        run=tnlib_adapters.Run(workers=int(n_workers) or None, progress=stages),
     )
     print(json.dumps(stages.seconds | {TOTAL: time.perf_counter() - started}))
 

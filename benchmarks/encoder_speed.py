@@ -23,6 +23,7 @@ from typing import Any
 import click
 import numpy as np
 import tnlib_adapters
+from tnlib_adapters.cli_options import arguments_of
 from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
@@ -31,9 +32,9 @@ from benchmarks.texts import sentences
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 HEADING = "## Encoders in onnxruntime: `tnlib export-onnx`"
 CASES: dict[str, dict[str, Any]] = {
-    "--what all --keep 0.5": {"what": "all", "keep": 0.5},
-    "--what all --keep 0.5 --flops 0.65": {"what": "all", "keep": 0.5, "flops": 0.65},
-    "--what all --keep 0.5 --flops 0.5": {"what": "all", "keep": 0.5, "flops": 0.5},
+    "--keep 0.5": {"what": "all", "keep": 0.5},
+    "--keep 0.5 --flops 0.65": {"what": "all", "keep": 0.5, "flops": 0.65},
+    "--keep 0.5 --flops 0.5": {"what": "all", "keep": 0.5, "flops": 0.5},
     "--layout narrow --size intermediate_size=768": {"layout": "narrow", "sizes": {"intermediate_size": 768}},
 }
 ENGINES = ("onnxruntime", "torch, `use_linear_layers`", "torch, as loaded", "torch, `use_linear_layers`, dynamic int8")
@@ -156,7 +157,7 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
         folder = kept / re.sub(r"[^\w.]+", "-", case).strip("-")
         statistics = None if "layout" in options else kept / "statistics"
         if not folder.exists():
-            tnlib_adapters.compress(source, folder, calibrate=text, statistics=statistics, **options)
+            tnlib_adapters.compress(source, folder, **arguments_of(calibrate=text, statistics=statistics, **options))
         folders[case] = folder
     return folders
 

@@ -20,6 +20,7 @@ from typing import Any
 import click
 import numpy as np
 from tnlib_adapters import builtin_path
+from tnlib_adapters.cli_options import arguments_of
 from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.files.tensor_file import Entry, TensorInfo, encode, write_tensor_file
 
@@ -161,10 +162,15 @@ def _in_child(function: str, *arguments: Any) -> Any:
 def compressed(source: str, out: str, arguments: str) -> None:
     """Compress, and print seconds and peak memory; the process does nothing else."""
     import tnlib_adapters
+    from tnlib_adapters.compression import compress as module
+    from tnlib_adapters.compression.limits import Limits
     from tnlib_adapters.compression.report.report import peak_memory
 
+    options = json.loads(arguments)
+    if (n_bytes := options.pop("cache_bytes", None)) is not None:
+        module.limits_of = lambda _checkpoint, _request: Limits(cache=n_bytes)
     started = time.perf_counter()
-    report = tnlib_adapters.compress(source, out, **json.loads(arguments))
+    report = tnlib_adapters.compress(source, out, **arguments_of(**options))
     seconds = time.perf_counter() - started
     found = {"seconds": seconds, "processor": time.process_time(), "peak": peak_memory()}
     print(json.dumps(found | {"kept": report.kept, "error": report.measured}))

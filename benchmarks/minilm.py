@@ -37,7 +37,7 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 def compress(source: Path, out: Path, method: str, keep: float) -> dict[str, object]:
     """Run the command line and return its report."""
-    command = [sys.executable, "-m", "tnlib_adapters.cli", "compress", str(source), str(out)]
+    command = [sys.executable, "-m", "tnlib_adapters.cli", "compress", str(source), str(out), "--what", "attention"]
     subprocess.run([*command, "--keep", str(keep), "--method", method], check=True, capture_output=True)
     return json.loads((out / "tnlib_report.json").read_text())  # type: ignore[no-any-return]
 

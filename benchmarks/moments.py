@@ -35,7 +35,8 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     from tnlib_adapters import open_checkpoint
     from tnlib_adapters.compression.activation_statistics.selected_weights import components_of
     from tnlib_adapters.compression.activation_statistics.statistics import collect, collect_reads
-    from tnlib_adapters.compression.calibration.calibrate import calibrated_parts
+    from tnlib_adapters.compression.calibration.calibrate import weighed_parts
+    from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
     from tnlib_adapters.compression.text import sample_batches
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.weight_inputs import find_places
@@ -43,7 +44,8 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))
     batches = sample_batches(model.batches(text), 2**62)[:BATCHES]
-    layers, _ = calibrated_parts(checkpoint, model, batches)
+    parts = collect_calibration(checkpoint, model, batches, weighed_parts)
+    layers = [part.load() for part in parts.values()]
     places = find_places(model)
 
     def plain(some: list[Batch]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import tnlib_adapters
+from tnlib_adapters import Budget
 from tnlib_adapters.compression.sizes import cache_bytes
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
@@ -37,7 +38,7 @@ def row_of(sizes: dict[str, int], calibration: Path, tests: list[Path]) -> list[
     source = folder_of("llama")
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        report = tnlib_adapters.compress(source, out, layout="narrow", sizes=sizes, calibrate=calibration)
+        report = tnlib_adapters.compress(source, out, Budget(sizes=sizes), calibration=calibration, layout="narrow")
         measured = [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
     cells = [", ".join(f"{key} {size}" for key, size in sizes.items()), TEXT]
     cells += [f"{report.kept:.2f}", f"{report.cache_bytes['after']:,} of {report.cache_bytes['before']:,}"]

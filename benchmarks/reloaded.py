@@ -108,7 +108,7 @@ def main(keeps: tuple[float, ...], methods: tuple[str, ...], stores: tuple[str, 
     import tnlib_adapters.transformers_plugin  # noqa: F401 - so that transformers reads factored folders
     import torch
     import transformers
-    from tnlib_adapters import compress
+    from tnlib_adapters import Budget, compress
 
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
@@ -120,13 +120,13 @@ def main(keeps: tuple[float, ...], methods: tuple[str, ...], stores: tuple[str, 
         for method in methods:
             for keep in keeps:
                 out = Path(scratch) / f"{method}-{keep}"
-                compress(Path(scratch) / "in", out, keep=keep, method=method)
+                compress(Path(scratch) / "in", out, Budget(keep=keep), method=method, what="attention")
                 print(f"| {method} | {keep} | {measure(out)} |", flush=True)
         print("\n| integers | keep | as loaded | `keep_dequantized` | `use_packed_kernels` |\n|---|---|---|---|---|")
         for store in stores:
             for keep in (1.0, *keeps):
                 out = Path(scratch) / f"{store}-{keep}"
-                compress(Path(scratch) / "in", out, keep=keep, method="matrix", what="all", store=store)
+                compress(Path(scratch) / "in", out, Budget(keep=keep, store=store), what="all", method="matrix")
                 print(f"| {store} | {keep} | {integers(out)} |", flush=True)
 
 

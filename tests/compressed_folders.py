@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tnlib_adapters.cli_options import arguments_of
+from tnlib_adapters.compression.limits import Limits
 
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "I8": "i1", "BOOL": "?"}
 ATTENTION = {
@@ -176,5 +178,17 @@ def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
 
 def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
     """Fit every block in `n` steps."""
-    for name in ("STEPS", "ROUNDED_STEPS"):
-        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", n)
+    steps = {"STEPS": n, "ROUNDED_STEPS": n, "PASSES": {"low": 0, "default": n, "high": n}}
+    for name, value in steps.items():
+        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", value)
+
+
+def by_options(**options: Any) -> dict[str, Any]:
+    """Arguments of `compress` for options by their names on the command line, and for attention alone by default."""
+    default = {} if options.get("layout") == "narrow" else {"what": "attention"}
+    return arguments_of(**default | options)
+
+
+def limit_cache(patch: pytest.MonkeyPatch, n_bytes: int) -> None:
+    """Keep factors of at most `n_bytes` bytes in memory, and the others in files."""
+    patch.setattr("tnlib_adapters.compression.compress.limits_of", lambda _checkpoint, _request: Limits(cache=n_bytes))

@@ -102,7 +102,7 @@ def main(source: str, base: str, old: str) -> None:
 
     `old` is a folder that stands at base/out before, or "".
     """
-    from tnlib_adapters import compress
+    from tnlib_adapters import Budget, Run, compress
 
     out = Path(base) / "out"
 
@@ -113,7 +113,7 @@ def main(source: str, base: str, old: str) -> None:
         if pid == 0:
             try:
                 with At(at, die, after=how == "after"):
-                    compress(source, out, keep=0.5, force=True)
+                    compress(source, out, Budget(keep=0.5), what="attention", run=Run(force=True))
             finally:
                 os._exit(1 if sys.exc_info()[0] else 0)
         if how == "timed":
@@ -132,7 +132,7 @@ def main(source: str, base: str, old: str) -> None:
 
     leave_out_pictures(pytest.MonkeyPatch())
     started = time.perf_counter()
-    compress(source, out, keep=0.5)
+    compress(source, out, Budget(keep=0.5), what="attention")
     limit = 1.2 * (time.perf_counter() - started)
     shutil.rmtree(out)
     for how in ("before", "after"):

@@ -9,6 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import tnlib_adapters
+from compressed_folders import by_options
 
 import tnlib
 from benchmarks import large_models, report, truth
@@ -181,7 +182,7 @@ def test_a_made_up_model_is_compressed(tmp_path: Path) -> None:
     assert {info.dtype for info in checkpoint.folder.tensors.values()} == {"BF16"}
     for file in checkpoint.folder.files:
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
-    report = tnlib_adapters.compress(tmp_path / "model", tmp_path / "out", **large_models.PLAIN)
+    report = tnlib_adapters.compress(tmp_path / "model", tmp_path / "out", **by_options(**large_models.PLAIN))
     assert report.n_before == 2 * 32 * 16 + 5 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24)
     assert large_models.seconds_of_copying(tmp_path / "model", tmp_path / "out") > 0
     assert large_models.seconds_of_svd(model) > 0

@@ -47,7 +47,7 @@ def test_the_page_on_compression_shows_the_table_that_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_out_page(monkeypatch)
-    result = run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5", columns=100)
+    result = run_command("compress", "builtin-llama", tmp_path / "out", "--keep", "0.5", columns=100)
     printed = [line.rstrip() for line in result.stdout.splitlines()]
     table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]
     shown = "\n".join(f"    {line}" for line in table)

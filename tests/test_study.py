@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from tnlib_adapters import open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from tnlib_adapters.compression.sizes import count_attention  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
@@ -106,7 +106,7 @@ def folders(tmp_path_factory):
     def get(name):
         before = save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"tuned_{name}"))
         after = before.parent / f"{before.name}_half"
-        tnlib_adapters.compress(before, after, keep=0.5)
+        tnlib_adapters.compress(before, after, Budget(keep=0.5), what="attention")
         return before, after
 
     return get

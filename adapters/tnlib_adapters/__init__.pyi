@@ -15,6 +15,9 @@ from .checkpoints.weight_stacks import View as View
 from .compression.compress import compress as compress
 from .compression.evaluation.evaluate import Evaluation as Evaluation
 from .compression.evaluation.evaluate import evaluate as evaluate
+from .compression.options import Budget as Budget
+from .compression.options import Calibration as Calibration
+from .compression.options import Run as Run
 from .compression.plan_run import PlannedRun as PlannedRun
 from .compression.plan_run import plan as plan
 from .data import builtin_path as builtin_path

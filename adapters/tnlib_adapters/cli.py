@@ -16,11 +16,12 @@ from tnlib_adapters.cli_options import (
     METHODS_HELP,
     Bytes,
     Size,
+    arguments_of,
     options_of_compression,
     options_of_placement,
 )
 from tnlib_adapters.cli_session import command, output
-from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
+from tnlib_adapters.compression.options import LAYOUTS
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 
 BUILTIN = {"builtin": "induction", "builtin-llama": "llama"}
@@ -112,7 +113,7 @@ def demo(out: Path, force: bool) -> None:
               help="The same by the workers of a Dask scheduler, such as tcp://10.0.0.1:8786.")  # fmt: skip
 @options_of_placement
 @click.option("--force", is_flag=True, help="Replace OUT if it is not empty.")
-def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **options: Any) -> None:
+def compress(source: str, out: Path, **options: Any) -> None:
     """Write a smaller copy of the checkpoint IN to OUT, with a report of sizes and errors.
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
@@ -123,7 +124,7 @@ def compress(source: str, out: Path, sizes: tuple[tuple[str, int], ...], **optio
     with command() as progress:
         from tnlib_adapters.compression.compress import compress as run
 
-        report = run(_folder(source), out, sizes=dict(sizes), **options, progress=progress)
+        report = run(_folder(source), out, **arguments_of(**options, progress=progress))
     from tnlib_adapters.compression.terminal import show_report
 
     show_report(report, out)
@@ -142,7 +143,7 @@ def plan(source: str, **options: Any) -> None:
     with command() as progress:
         from tnlib_adapters.compression.plan_run import plan as run
 
-        planned = run(_folder(source), **options, progress=progress)
+        planned = run(_folder(source), **arguments_of(**options, progress=progress))
     click.echo(planned)
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tnlib_adapters.compression.layouts.layout_options import LAYOUTS, OTHER_COMMANDS
+from tnlib import ArgumentError
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import STORES, WHAT
+from tnlib_adapters.compression.options import LAYOUTS, OTHER_COMMANDS, STORES, Budget, Calibration, Run
+from tnlib_adapters.compression.request import EFFORTS, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
+
+_FLAGS = {"memory": "max_memory", "folder": "spill"}  # attributes of `Run` -> names of the options
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]
@@ -67,16 +71,16 @@ _COMPRESSION = (
     click.option("--flops", type=float, metavar="FRACTION",
                   help="Largest fraction of the multiplications per token in the compressed weights, for speed. "
                   "Requires --calibrate. With --keep, both bounds hold."),
-    click.option("--what", type=click.Choice(WHAT), default="attention", show_default=True,
-                  help="Part of the model to compress. mlp: the matrices of the feed-forward layers. all: attention, "
-                  "feed-forward layers, token embeddings and unembedding."),
-    click.option("--method", type=click.Choice(tuple(TABLE)), callback=lambda _context, _option, x: x or "",
+    click.option("--what", type=click.Choice(WHAT), default="all", show_default=True,
+                  help="Part of the model to compress. all: attention, feed-forward layers, token embeddings and "
+                  "unembedding. mlp: the matrices of the feed-forward layers."),
+    click.option("--method", type=click.Choice(tuple(TABLE)),
                   show_default="with --calibrate: quantized for --bits or without a size, else calibrated; without "
                   "--calibrate: heads, or matrix with --what mlp",
                   help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-                  help="Text file of calibration data, representative of the model's use; a tenth is held out for "
-                  "evaluation. Needs torch and transformers."),
+                  help="Text file of calibration data, or JSON Lines (*.jsonl) with \"text\", representative of the "
+                  "model's use; a tenth is held out for evaluation. Needs torch and transformers."),
     click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
                   help="Requires --calibrate. Lines are truncated at N tokens; a language model reads windows of N "
                   "tokens."),
@@ -89,6 +93,9 @@ _COMPRESSION = (
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
+    click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
+                  help="Passes over the text in which every block is fitted to the original: low, none; default, two; "
+                  "high, 200 steps for rounded weights and 400 for factors."),
     click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,
@@ -96,6 +103,25 @@ _COMPRESSION = (
                   "--calibrate and without a size rounds every weight to that many bits."),
 )
 # fmt: on
+
+
+def arguments_of(**options: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `compress` and `plan` for options of the command line by name.
+
+    >>> arguments_of(keep=0.5, calibrate="text.txt", calibration_tokens=64, what="mlp")["calibration"].tokens
+    64
+    """
+    text = options.pop("calibrate", None)
+    statistics, tokens = options.pop("statistics", None), options.pop("calibration_tokens", MAX_TOKENS)
+    if text is None and (statistics is not None or tokens != MAX_TOKENS):
+        name = "statistics" if statistics is not None else "calibration-tokens"
+        raise ArgumentError(f"compress: --{name} must come with --calibrate TEXT, got none; pass that too.")
+    options["calibration"] = None if text is None else Calibration(text, tokens, statistics)
+    options["sizes"] = dict(options.get("sizes") or ()) or None
+    for name, kind in (("budget", Budget), ("run", Run)):
+        names = {_FLAGS.get(field.name, field.name): field.name for field in fields(kind)}
+        options[name] = kind(**{own: options.pop(flag) for flag, own in names.items() if flag in options})
+    return options
 
 
 METHODS_HELP = {name: row.help for name, row in TABLE.items()}

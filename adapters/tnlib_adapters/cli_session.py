@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import click
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.request import Progress
+    from tnlib_adapters.compression.progress import Progress
 
 OUTPUT_REFUSED = 3  # exit status
 

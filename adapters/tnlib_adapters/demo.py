@@ -18,8 +18,9 @@ from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.weight_stacks import embedding
 from tnlib_adapters.compression.compress import compress
 from tnlib_adapters.compression.evaluation.evaluate import loss_on_repeats
+from tnlib_adapters.compression.options import Budget
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
-from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.sizes import attention_tensors
 from tnlib_adapters.data import builtin_path
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat, round_to_nearest
@@ -69,7 +70,7 @@ def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
 
 def low_rank(checkpoint: Checkpoint, keep: float, out: Path) -> SizeAndLoss:
     """Compress the model to a folder: the QK and OV operator of every head as factors in 4 bits."""
-    report = compress(checkpoint.folder.path, out, keep=keep, store=STORE)
+    report = compress(checkpoint.folder.path, out, Budget(keep=keep, store=STORE), what="attention")
     label = f"low rank, {100 * keep:.0f} % of the numbers, in 4 bits"
     (loss,) = (value for name, value in report.quality.items() if name.endswith("after"))
     return _measured(label, report.compressed(report.bytes_after), checkpoint, open_checkpoint(out), loss)

@@ -28,9 +28,9 @@ from checkpoint_folders import (
 from command_line import run_command
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from oracles import assert_one_sentence
-from tnlib_adapters import builtin_path, cli, open_checkpoint
-from tnlib_adapters.compression.layouts.layout_options import LAYOUTS
+from tnlib_adapters import Budget, builtin_path, cli, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.options import LAYOUTS
 
 KEY = "layers.1.attention.key.weight"
 
@@ -44,7 +44,9 @@ KEY = "layers.1.attention.key.weight"
 def test_compress(method: str, layout: str, tmp_path: Path) -> None:
     source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
     untouched = digest(source)
-    result = run_command("compress", source, out, "--keep", "0.5", "--method", method, "--layout", layout)
+    result = run_command(
+        "compress", source, out, "--keep", "0.5", "--what", "attention", "--method", method, "--layout", layout
+    )
     assert digest(source) == untouched
     report = json.loads((out / "tnlib_report.json").read_text())
     assert (report["method"], report["layout"], report["keep"]) == (method, layout, 0.5)
@@ -63,7 +65,7 @@ def test_compress(method: str, layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_pictures")
 def test_defaults(tmp_path: Path) -> None:
-    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5")
+    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5", "--what", "attention")
     section = read_config(tmp_path / "out")["quantization_config"]
     assert section["method"] == "heads"
     assert section["quant_method"] == "tnlib"
@@ -71,7 +73,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_pictures")
 def test_progress_goes_to_the_terminal_and_tables_to_the_pipe(tmp_path: Path) -> None:
-    result = run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5")
+    result = run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5", "--what", "attention")
     for stage in ("checking weights", "factorising", "writing tensors", "measuring errors"):
         assert stage in result.stderr
         assert stage not in result.stdout
@@ -83,10 +85,10 @@ def test_force_replaces_what_was_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "old.txt").write_text("old")
-    refusal = run_command("compress", "builtin", out, "--keep", "0.5", status=2)
+    refusal = run_command("compress", "builtin", out, "--keep", "0.5", "--what", "attention", status=2)
     assert "--force" in refusal.stderr
     assert os.listdir(out) == ["old.txt"]
-    run_command("compress", "builtin", out, "--keep", "0.5", "--force")
+    run_command("compress", "builtin", out, "--keep", "0.5", "--what", "attention", "--force")
     assert not (out / "old.txt").exists()
     assert open_checkpoint(out).n_layers == 2
     assert os.listdir(tmp_path) == ["out"]
@@ -95,7 +97,7 @@ def test_force_replaces_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("without_pictures")
 def test_an_empty_out_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5")
+    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.5", "--what", "attention")
     assert (tmp_path / "out" / CONFIG).exists()
 
 
@@ -104,7 +106,7 @@ def test_a_folder_called_builtin_comes_first(tmp_path: Path, monkeypatch: pytest
     builtin_copy(tmp_path / "builtin")
     change_tensors(tmp_path / "builtin", lambda t: t.update({KEY: 2 * t[KEY]}))
     monkeypatch.chdir(tmp_path)
-    run_command("compress", "builtin", "out", "--keep", "1")
+    run_command("compress", "builtin", "out", "--keep", "1", "--what", "attention")
     ours, theirs = (open_checkpoint(folder).attention(1).qk(0).norm() for folder in ("out", builtin_path()))
     assert ours > 1.5 * theirs
 
@@ -150,7 +152,7 @@ def too_large_for_half(folder: Path) -> None:
 
 def compressed(folder: Path) -> None:
     small = folder.parent / "small"
-    tnlib_adapters.compress(folder, small, keep=0.5)
+    tnlib_adapters.compress(folder, small, Budget(keep=0.5), what="attention")
     shutil.rmtree(folder)
     small.rename(folder)
 
@@ -225,7 +227,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(bad: Bad, place: Path) -> list[str]:
-    options = {"--keep": "0.5"} | bad.options
+    options = {"--keep": "0.5", "--what": "attention"} | bad.options
     return [
         "compress",
         str(place / bad.source),
@@ -279,10 +281,10 @@ def test_a_real_process_says_the_same(case: str, place: Path) -> None:
 USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no number": (["--keep", "abc"], ("--keep", "'abc'")),
     "no fraction": ([], ("--keep",)),
-    "unknown method": (["--keep", "0.5", "--method", "fourier"], ("fourier", *METHODS)),
-    "unknown layout": (["--keep", "0.5", "--layout", "sparse"], ("sparse", *LAYOUTS)),
+    "unknown method": (["--keep", "0.5", "--what", "attention", "--method", "fourier"], ("fourier", *METHODS)),
+    "unknown layout": (["--keep", "0.5", "--what", "attention", "--layout", "sparse"], ("sparse", *LAYOUTS)),
     "ONNX graph": (["--layout", "onnx"], ("'onnx' is not a layout", "tnlib export-onnx SMALL OUT")),
-    "unknown option": (["--keep", "0.5", "--kep", "1"], ("--kep",)),
+    "unknown option": (["--keep", "0.5", "--what", "attention", "--kep", "1"], ("--kep",)),
 }
 
 
@@ -306,7 +308,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "without a tokenizer": ("file.txt", "needs a tokenizer beside the weights, found none in"),
 }
 WITH_A_TEXT: dict[str, list[str]] = {
-    "compress": ["compress", "in", "out", "--keep", "0.5", "--calibrate"],
+    "compress": ["compress", "in", "out", "--keep", "0.5", "--what", "attention", "--calibrate"],
     "evaluate": ["evaluate", "in", "in"],
 }
 
@@ -342,7 +344,7 @@ def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: p
     (place / "in" / "tokenizer.json").touch()
     monkeypatch.chdir(place)
     if "small" in arguments:
-        tnlib_adapters.compress("in", "small", keep=0.5)
+        tnlib_adapters.compress("in", "small", Budget(keep=0.5), what="attention")
     result = run_command("evaluate", *arguments, "file.txt", status=2)
     assert_one_sentence(result.stderr, words)
 
@@ -350,7 +352,7 @@ def test_evaluate_refuses_in_one_sentence(case: str, place: Path, monkeypatch: p
 def test_what_is_not_installed_is_named(place: Path) -> None:
     """Tables of numpy alone do without torch; a text does not."""
     (place / "in" / "tokenizer.json").touch()
-    arguments = ["compress", "in", "out", "--keep", "0.5", "--calibrate", "file.txt"]
+    arguments = ["compress", "in", "out", "--keep", "0.5", "--what", "attention", "--calibrate", "file.txt"]
     code = f"import sys; sys.modules['torch'] = None; from tnlib_adapters.cli import main; main({arguments})"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -421,7 +423,7 @@ def test_help_shows_whole_summaries_and_an_example_of_every_command() -> None:
 
 def test_attention_alone_shrinks(tmp_path: Path) -> None:
     """The command in one process from end to end, pictures included."""
-    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.25", "--method", "matrix")
+    run_command("compress", "builtin", tmp_path / "out", "--keep", "0.25", "--what", "attention", "--method", "matrix")
     ours, theirs = attention_tensors(tmp_path / "out"), attention_tensors(builtin_path())
     assert sum(t.values.size for t in ours.values()) <= 0.25 * sum(t.values.size for t in theirs.values())
     assert (tmp_path / "out/tnlib_report.html").read_text().count("<svg") == 4

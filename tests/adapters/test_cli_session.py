@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from oracles import assert_one_sentence
 from tnlib_adapters import cli, cli_session
 
-COMPRESS = ["compress", "builtin", "--method", "matrix", "--keep", "0.5"]
+COMPRESS = ["compress", "builtin", "--method", "matrix", "--keep", "0.5", "--what", "attention"]
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.usefixtures("without_pictures")
 on_linux = pytest.mark.skipif(not FULL.exists(), reason="a device that is always full")
@@ -104,7 +104,7 @@ def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
     assert ("\u4e2d" in last) == (charset == "utf-8")
     assert (r"\u4e2d" in last) == (charset == "latin-1")  # click writes UTF-8 where it finds ASCII
     assert "Traceback" not in result.output
-    assert runner.invoke(cli.main, ["compress", "n\u4e2d", "out", "--keep", "1"]).exit_code == 2
+    assert runner.invoke(cli.main, ["compress", "n\u4e2d", "out", "--keep", "1", "--what", "attention"]).exit_code == 2
 
 
 def test_the_c_locale(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_c_locale(tmp_path: Path) -> None:
 
 
 def test_narrow_terminals_show_every_cell(tmp_path: Path) -> None:
-    arguments = ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5"]
+    arguments = ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5", "--what", "attention"]
     shown = CliRunner().invoke(cli.main, arguments, env={"COLUMNS": "20"}).stdout.splitlines()
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
     cells = [line.partition(": ") for line in shown]

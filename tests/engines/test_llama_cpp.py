@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from engines.trained_llama import train  # noqa: E402
-from tnlib_adapters import compress  # noqa: E402
+from tnlib_adapters import Budget, compress  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 
@@ -83,7 +83,7 @@ def test_the_original_generates_the_same(source: Path) -> None:
 
 def test_a_narrow_model_generates_the_same(source: Path, tmp_path: Path) -> None:
     out, sizes = tmp_path / "narrow", {"head_dim": 8, "intermediate_size": 112}
-    compress(source, out, layout="narrow", sizes=sizes, calibrate=source.with_name("calibration.txt"))
+    compress(source, out, Budget(sizes=sizes), calibration=source.with_name("calibration.txt"), layout="narrow")
     generated = in_transformers(out)
     assert in_llama_cpp(out) == generated
     assert generated != in_transformers(source)

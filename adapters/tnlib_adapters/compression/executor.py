@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from tnlib import ArgumentError, ClusterError
 
 R = TypeVar("R")
+_CLOSED = "handle is closed"  # of multiprocessing, for a call submitted while a pool that lost a process is shut down
 _LOST = ("KilledWorker", "ClosedClientError")  # of dask
 
 
@@ -94,7 +95,8 @@ def _loss_in_one_sentence() -> Iterator[None]:
         yield
     except Exception as problem:
         name = type(problem).__name__
-        if not isinstance(problem, (BrokenExecutor, CancelledError)) and name not in _LOST:
+        closed = isinstance(problem, OSError) and str(problem) == _CLOSED
+        if not (closed or isinstance(problem, (BrokenExecutor, CancelledError)) or name in _LOST):
             raise
         raise ClusterError(
             f"compress: workers must stay until the end, got the loss of one ({name}); pass fewer if memory was short, "

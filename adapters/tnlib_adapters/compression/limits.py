@@ -38,7 +38,7 @@ class Limits:
 
 
 def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
-    """Return the limits for `max_memory`; the defaults if it is None.
+    """Return the limits for `memory` of the run; the defaults if it is None.
 
     The libraries and the work on the largest weight come first. Of the rest, a batch gets at most half; the smaller
     batches need less. What is left is shared by the factors and the weights of the two running models.
@@ -48,19 +48,20 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
     ArgumentError
         If less than a batch of a few tokens is left.
     """
-    if request.max_memory is None:
+    if request.run.memory is None:
         return Limits()
-    with_text = request.calibrate is not None
+    with_text = request.with_text
     if with_text:
         import tnlib_adapters.instrument.running_model  # noqa: F401  resident before any array is made
     least = resident_memory() + _LIBRARIES + _bytes_in_use(checkpoint, request)
     per_token = _bytes_per_token(checkpoint) if with_text else 0
-    left = request.max_memory - least
+    left = request.run.memory - least
     if left < _FEWEST_TOKENS * per_token:
         megabytes = math.ceil((least + _FEWEST_TOKENS * per_token) / 1e6)
         raise ArgumentError(
-            f"compress: max_memory must be at least {megabytes}M, that is {megabytes * 10**6:,} bytes, for this model "
-            f"and these options, got {request.max_memory:,} bytes; allow more, or choose a smaller part by what."
+            f"compress: memory (--max-memory) must be at least {megabytes}M, that is {megabytes * 10**6:,} bytes, for "
+            f"this model and these options, got {request.run.memory:,} bytes; allow more, or choose a "
+            "smaller part by what."
         )
     if not with_text:
         return Limits(cache=min(left, CACHE_BYTES))
@@ -85,7 +86,7 @@ def block_parameters(checkpoint: Checkpoint) -> list[int]:
 
 def _bytes_in_use(checkpoint: Checkpoint, request: Request) -> int:
     """Return the bytes while the largest weight is decomposed, and of the weights that a running model always holds."""
-    tensors, with_text = checkpoint.folder.tensors, request.calibrate is not None
+    tensors, with_text = checkpoint.folder.tensors, request.with_text
     shapes = [tensors[name].shape for name in compressed_weights(checkpoint, request.what, with_text=with_text)]
     # a copy, two factors and a workspace of the weight, and Gram matrices and their roots at its smaller side
     decomposed = max(4 * _FLOAT * math.prod(shape) + 5 * _DOUBLE * min(shape) ** 2 for shape in shapes)

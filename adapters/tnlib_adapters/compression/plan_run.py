@@ -6,12 +6,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
@@ -28,7 +28,8 @@ from tnlib_adapters.compression.methods.other_matrices import (
 )
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.request import Progress, Request, quiet
+from tnlib_adapters.compression.options import Budget, Calibration, Run
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
 from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
 from tnlib_adapters.compression.text import check_tokens, sample_batches
@@ -66,11 +67,11 @@ class PlannedRun:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path(), keep=0.5))
-    tnlib_attention_only, method heads
-    model               55,936 parameters in 2 blocks, 0.22 MB
-    compressed part     33,280 parameters, 0.13 MB
-    all weights in OUT  at most 0.16 MB
+    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5)))
+    llama, method heads
+    model               787,584 parameters in 4 blocks, 1.58 MB
+    compressed part     786,432 parameters, 1.57 MB
+    all weights in OUT  at most 0.79 MB
     time                a few seconds
     """
 
@@ -98,7 +99,17 @@ class PlannedRun:
         return "\n".join([title, *(f"{name:<18}  {value}" for name, value in lines.items() if value)])
 
 
-def plan(source: str | os.PathLike[str], *, progress: Progress = quiet, **options: Any) -> PlannedRun:
+def plan(
+    source: str | os.PathLike[str],
+    budget: Budget | None = None,
+    *,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
+    what: str = "all",
+    method: str | None = None,
+    layout: str = "factored",
+    effort: str = "default",
+    run: Run = Run(),
+) -> PlannedRun:
     """Return the sizes of a compression, and about how long it will take; nothing is written.
 
     Sizes are those of the file headers. One block is timed on a batch of the text, and the decompositions of its
@@ -106,12 +117,10 @@ def plan(source: str | os.PathLike[str], *, progress: Progress = quiet, **option
 
     Parameters
     ----------
-    source
-        Folder with config.json and safetensors, or the name of a model in the local cache of the Hugging Face hub.
-    progress
-        Called with (stage, done, total).
-    **options
+    source, budget, calibration, what, method, effort, run
         Those of `compress`.
+    layout
+        "factored" or "dense".
 
     Returns
     -------
@@ -126,25 +135,29 @@ def plan(source: str | os.PathLike[str], *, progress: Progress = quiet, **option
     Examples
     --------
     >>> import tnlib_adapters
-    >>> run = tnlib_adapters.plan(tnlib_adapters.builtin_path(), keep=0.5)
-    >>> run.n_before, run.bytes_before, run.bytes_after
-    (33280, 133120, 157184)
+    >>> planned = tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5))
+    >>> planned.n_before, planned.bytes_before, planned.bytes_after
+    (786432, 1572864, 788736)
     """
     started = time.perf_counter()
-    request = _checked(options)
+    if layout == "narrow":
+        raise ArgumentError("plan: layout must be 'factored' or 'dense', got 'narrow'; pass one of these.")
+    request = Request.of(
+        budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
+    )
     opened = open_source(request, source)
-    checkpoint, with_text = opened.checkpoint, request.calibrate is not None
+    checkpoint, with_text = opened.checkpoint, request.with_text
     names = names_of(checkpoint, request.what, with_text=with_text)
     by_role, _ = stored_bytes(checkpoint, request.what, names)
     n_bytes = sum(by_role.values())
     bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
     n_before = count_compressed(checkpoint, request.what, with_text=with_text)
     limits = limits_of(checkpoint, request)
-    progress("timing a block", 0, 2)
+    run.progress("timing a block", 0, 2)
     tokens, of_text = _time_passes(opened, request, limits) if with_text else ({}, 0.0)
-    progress("timing a block", 1, 2)
+    run.progress("timing a block", 1, 2)
     of_weights = _time_weights(checkpoint, request)
-    progress("timing a block", 2, 2)
+    run.progress("timing a block", 2, 2)
     return PlannedRun(
         model_type=checkpoint.wiring.model_type,
         method=request.method,
@@ -159,31 +172,20 @@ def plan(source: str | os.PathLike[str], *, progress: Progress = quiet, **option
     )
 
 
-def _checked(options: Mapping[str, Any]) -> Request:
-    """Return the request of options by name."""
-    names = [field.name for field in fields(Request)]
-    for name in options:
-        if name not in names:
-            raise ArgumentTypeError(f"plan: options must be among {', '.join(names)}, got {name}; leave it out.")
-    if options.get("layout") == "narrow":
-        raise ArgumentError("plan: layout must be 'factored' or 'dense', got 'narrow'; pass one of these.")
-    return Request.of(**{"calibrate": None, "statistics": None, "spill": None, **options})
-
-
 def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: int) -> int | None:
     """Return the bytes of all weights that are written, at most; None if they follow from an error."""
-    other = n_bytes - bytes_before
+    other, budget = n_bytes - bytes_before, request.budget
     if request.layout == "dense":
         return n_bytes
-    if request.bits is not None:
-        return other + int(request.bits * n_before / 8)
-    if request.keep is None and request.width is None:
+    if budget.bits is not None:
+        return other + int(budget.bits * n_before / 8)
+    if budget.keep is None and budget.width is None:
         return None
-    keep = 1.0 if request.keep is None else request.keep
-    if request.width is None:
+    keep = 1.0 if budget.keep is None else budget.keep
+    if budget.width is None:
         return other + int(keep * bytes_before)
-    scales = 0.1 if request.store == "int8" else 0.25  # bits per parameter: a scale for a component, or for 64 of them
-    return other + int(keep * n_before * (request.width + scales) / 8)
+    scales = 0.1 if budget.store == "int8" else 0.25  # bits per parameter: a scale for a component, or for 64 of them
+    return other + int(keep * n_before * (budget.width + scales) / 8)
 
 
 def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
@@ -195,7 +197,7 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
 
     checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
     by_block = replace(limits, weights=0)  # of which one is read
-    model = SourceModel(checkpoint, request.calibration_tokens, by_block, request_placement(request)).original
+    model = SourceModel(checkpoint, request.tokens, by_block, request_placement(request)).original
     batches, held_out = model.batches(opened.calibration or ""), _count(model.batches(opened.held_out))
     if request.fits_model:
         check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
@@ -213,8 +215,8 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT)
     in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
     in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
-    in_steps = fit_steps(len(fit), in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
-    total += _PROBES * observed * (n_blocks * seconds.probe + seconds.output)
+    in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
+    total += (1 if request.in_bits else _PROBES) * observed * (n_blocks * seconds.probe + seconds.output)
     later = _CANDIDATES * chosen * min(n_blocks, LATER)  # blocks after a fitted one, by which its weights are chosen
     total += n_blocks * ((2 * in_fit + later) * seconds.forward + in_steps * seconds.step)
     return {"statistics": observed, "fit": in_fit, "held-out text": held_out}, total
@@ -222,7 +224,7 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
 
 def _timed_block(checkpoint: Checkpoint, request: Request) -> int:
     """Return the middle one of the blocks with compressed weights."""
-    compressed = compressed_weights(checkpoint, request.what, with_text=request.calibrate is not None)
+    compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
     layers = [f"{layer.module}." for layer in checkpoint.wiring.layers]
     blocks = [k for k, module in enumerate(layers) if any(name.startswith(module) for name in compressed)]
     return blocks[len(blocks) // 2]
@@ -237,7 +239,7 @@ def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
     """Return the seconds to factorise all compressed weights: those of one block times the blocks, and the tables."""
     row, wiring, sizes = TABLE[request.method], checkpoint.wiring, checkpoint.sizes
     layers, k = wiring.projection_layers(request.what), _timed_block(checkpoint, request)
-    names = names_of(checkpoint, request.what, with_text=request.calibrate is not None)
+    names = names_of(checkpoint, request.what, with_text=request.with_text)
     shapes = {name: checkpoint.folder.tensors[wiring.matrices[name].weight].shape[:2] for name in names}
     of_block = {matrix.name for matrix in (*wiring.layers[k].latent_matrices, *wiring.layers[k].feed_forward_matrices)}
     in_block = sum(_time_weight(shapes[name], request) for name in names if name in of_block)
@@ -265,20 +267,20 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     weight = np.random.default_rng(0).standard_normal((m, n), np.float32)
     reads, slopes = (np.ones(m, np.float32) if is_table else _random_moments(m)), _random_moments(n)
     started = time.perf_counter()
-    if request.calibrate is None:
+    if request.calibration is None:
         factorise_weight(row, weight)
     elif not request.fits_model:
         factorise_weight_on(row, weight, reads)
     elif is_large(shape) and not is_table:
         import torch
 
-        components_in_single_precision(weight, reads, slopes, torch.device(request.device))
+        components_in_single_precision(weight, reads, slopes, torch.device(request.run.device))
     else:
         components(weight, reads, slopes)
     if request.in_bits:
-        options: dict[str, Any] = {"bits": request.width, "fewer_numbers": request.keep is not None}
+        options: dict[str, Any] = {"bits": request.budget.width, "fewer_numbers": request.budget.keep is not None}
         forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, **options)
-        forms.rounded(next(k for k, option in enumerate(forms.options) if option.is_whole))
+        forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
     return float(ratio**3) * (time.perf_counter() - started)
 
 

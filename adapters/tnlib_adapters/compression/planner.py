@@ -27,18 +27,14 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
-from tnlib_adapters.compression.request import (
-    Progress,
-    Request,
-    check_attention,
-    check_method,
-    check_runs,
-    check_uncompressed,
-    quiet,
-)
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import Request, check_attention, check_method, check_runs, check_uncompressed
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
+
+# bits per parameter; products of two factors are worth it below, and to measure their losses takes time
+_LEAST_WHOLE = {"low": 2.5, "default": 3.5, "high": 3.5}
 
 Call = Callable[[], Factorised]  # with all arrays it needs
 
@@ -58,16 +54,17 @@ def make_plan(
     factorisation = _factorise(source, request, text, progress, workspace or Workspace())
     plan = factorisation.plan_of(_choose(factorisation, request), progress)
     del factorisation  # and its files
-    if request.width is None or request.in_bits:
+    if request.budget.width is None or request.in_bits:
         return plan
-    return round_plan(plan, source.checkpoint.wiring, request.width)
+    return round_plan(plan, source.checkpoint.wiring, request.budget.width)
 
 
 def _choose(factorisation: Factorisation, request: Request) -> list[int]:
     """Return the option of every block for the budget of a request."""
+    budget = request.budget
     if request.in_bits:
-        return factorisation.select_bits(request.bits, request.max_error, request.keep)
-    return factorisation.select(request.keep, request.max_error, request.flops)
+        return factorisation.select_bits(budget.bits, budget.max_error, budget.keep)
+    return factorisation.select(budget.keep, budget.max_error, budget.flops)
 
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
@@ -86,16 +83,22 @@ def _factorise(
         return factorise(checkpoint, request.method, progress, what=request.what, workspace=workspace)
     method = TABLE[request.method]
     if method.unit == "model":
-        width = {"bits": request.width, "fewer_numbers": request.keep is not None} if method.in_bits else {}
+        width = dict[str, object]()
+        if method.in_bits:
+            budget, least = request.budget, _LEAST_WHOLE[request.effort]
+            below = budget.keep is not None or (budget.bits or least) < least
+            factors = below or budget.max_error is not None
+            width = {"bits": budget.width, "factors": factors, "fewer_numbers": budget.keep is not None}
         factorisation: Factorisation = resolve(method.factorise)(
             checkpoint,
             text,
             progress,
             what=request.what,
             file=request.statistics,
-            folder=request.spill_folder,
+            folder=request.partial_folder,
             source=source,
             workspace=workspace,
+            effort=request.effort,
             **width,
         )
         return replace(factorisation, workspace=workspace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
@@ -79,7 +78,7 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
             before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
         replaced = replaced_names(checkpoint, module, own)
         float_bits = float_width(tensors[name] for name in replaced)
-        total += sum(replace(description, rows=()).n_bits(float_bits) for description in own) // 8
+        total += sum(description.n_bits(float_bits) for description in own) // 8
         total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
     return total
 

@@ -13,7 +13,8 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.activation_statistics.statistics_files import check_spill_folder, check_statistics_file
 from tnlib_adapters.compression.limits import Limits
-from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import hold_out, read_text
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
@@ -74,11 +75,11 @@ class SourceModel:
 
 def request_placement(request: Request) -> Placement | None:
     """Return where the model runs on the calibration text; None without one, which needs no torch."""
-    if request.calibrate is None:
+    if request.calibration is None:
         return None
     from tnlib_adapters.instrument.placement import placement_of
 
-    return placement_of("compress", request.device, request.dtype)
+    return placement_of("compress", request.run.device, request.run.dtype)
 
 
 @dataclass(frozen=True)
@@ -103,23 +104,21 @@ class CheckedSource:
         return summary if model.predicts else summary | {"truncated": model.count_truncated(self.calibration)}
 
 
-def open_source(
-    request: Request, source: str | os.PathLike[str], target: Path | None = None, *, force: bool = False
-) -> CheckedSource:
+def open_source(request: Request, source: str | os.PathLike[str], target: Path | None = None) -> CheckedSource:
     """Open a checkpoint and read the text of a request; raise if `compress` cannot write `target` by it.
 
     `target` is None if nothing is written.
     """
     if request.statistics is not None:
         check_statistics_file(request.statistics, target)
-    if request.spill_folder is not None:
-        check_spill_folder(request.spill_folder, target)
+    if request.partial_folder is not None:
+        check_spill_folder(request.partial_folder, target)
     calibration, held_out = None, ""
-    if request.calibrate is not None:
-        calibration, held_out = hold_out(read_text("compress", "calibrate", request.calibrate))
+    if request.calibration is not None:
+        calibration, held_out = hold_out(read_text("compress", "calibration", request.calibration.text))
     checkpoint = with_vectors_in_memory(open_checkpoint(source))
     if target is not None:
-        check_target("compress", target, checkpoint.folder.path, force=force)
+        check_target("compress", target, checkpoint.folder.path, force=request.run.force)
         if calibration is not None:  # loaded from there at the end
             check_text_path("compress", "OUT", target)
     request.check(checkpoint)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.report.report import INT8, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report.report import INT8, headline, part_sizes, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def show_report(report: Report, out: Path) -> None:
-    """Print the size and error beside those of plain int8, the errors of every layer, and the summary."""
-    if first := headline(report):
-        click.echo(first)
-    if first and (remark := verdict(report)):
+    """Print the size of all weights and the error, those of plain int8, the errors of every layer, and the summary."""
+    click.echo(headline(report))
+    if remark := verdict(report):
+        click.echo(part_sizes(report))
         bits = f"{8 * report.plain_bytes / report.n_before:.2f} bits"
         click.echo(f"  {INT8}: {report.plain_bytes / 1e6:.2f} MB, {bits}; {report.plain_measured:.2g}")
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
@@ -97,7 +97,7 @@ def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
 
 
 def _bits(own: RoundedReport) -> str:
-    return str(own.bits) if own.rank is None else f"{own.bits}({'+ ' if own.is_corrected else ''}rank {own.rank})"
+    return str(own.bits) if own.rank is None else f"{own.bits}(rank {own.rank})"
 
 
 def _total(report: Report) -> tuple[str, str]:

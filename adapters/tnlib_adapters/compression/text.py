@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +20,12 @@ _HELD_OUT = 10  # one line in 10 is held out
 
 
 def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> str:
-    """Return the text of a file in UTF-8.
+    """Return the text of a file in UTF-8; of JSON Lines (*.jsonl), the joined strings "text" of all lines.
 
     Raises
     ------
     MissingFileError, ArgumentError
-        If there is no such file, it is not UTF-8 text, or it is empty.
+        If there is no such file, it is not UTF-8 text, a line of JSON Lines has no "text", or the text is empty.
     """
     file = as_path(function, parameter, path)
     if not file.is_file():
@@ -35,9 +37,28 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
             f"{function}: {parameter} must be text in UTF-8, got byte 0x{problem.object[problem.start]:02x} at "
             f"position {problem.start} of {file}; convert it first."
         ) from None
+    if file.suffix == ".jsonl":
+        lines = enumerate(text.split("\n"), 1)  # splitlines() would cut strings at U+2028
+        text = "\n".join(_text_of(function, parameter, file, k, line) for k, line in lines if line.strip())
     if not text.strip():
         raise ArgumentError(f"{function}: {parameter} must hold text, got none in {file}; name another file.")
     return text
+
+
+def _text_of(function: str, parameter: str, file: Path, number: int, line: str) -> str:
+    """Return the string "text" of one line of JSON Lines."""
+    try:
+        content = json.loads(line)
+        text = content.get("text") if isinstance(content, dict) else None
+        if isinstance(text, str):
+            text.encode()  # half of a surrogate pair is no text
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise ArgumentError(
+        f'{function}: {parameter} must have an object with a string "text" in every line, got another value in line '
+        f"{number} of {file}; write the file anew, or pass plain text."
+    )
 
 
 def hold_out(text: str) -> tuple[str, str]:
@@ -63,6 +84,6 @@ def check_tokens(function: str, batches: Sequence[Batch], least: int, of: str = 
     n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
         raise ArgumentError(
-            f"{function}: the text of calibrate must have at least {least:,} tokens for weights with {least:,} {of}, "
+            f"{function}: the calibration text must have at least {least:,} tokens for weights with {least:,} {of}, "
             f"got {n_tokens:,}, {least - n_tokens:,} too few; add text."
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import matmul
 from typing import Any
 
 import numpy as np
@@ -55,34 +57,18 @@ def _check_expanded(expanded: Projections, matrix: FactoredMatrix, sizes: Sizes)
             raise ValueError(f"they give a bias of shape {bias.shape} where {n_out(sizes, name)} numbers are added")
 
 
-def _dense(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return _one_weight(matrix, matrix.arrays[whole_part(matrix.of)])
-
-
-def _low_rank(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return _one_weight(matrix, matrix.arrays["left"] @ matrix.arrays["right"])
-
-
-def _corrected(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    parts = [matrix.arrays[part] for part in (whole_part(matrix.of), "left", "right")]
-    return _one_weight(matrix, weight_of_parts(parts))
-
-
-def _ttm(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _ttm(matrix: FactoredMatrix, _: Sizes) -> Projections:
     cores = [matrix.arrays[f"core{k}"] for k in range(len(matrix.arrays.keys() - {"bias"}))]
     return _one_weight(matrix, TTMatrix(tuple(cores)).full())
 
 
 def weight_of_parts(parts: Sequence[Any]) -> Any:
-    """Return a weight from its parts, arrays or tensors: (W,), (L, R) for L R, or (W, L, R) for W + L R.
+    """Return a weight from its parts, arrays or tensors: (W,), or (L, R) for L R.
 
-    >>> weight_of_parts([np.eye(2), np.ones((2, 1)), np.ones((1, 2))]).tolist()
-    [[2.0, 1.0], [1.0, 2.0]]
+    >>> weight_of_parts([np.ones((2, 1)), np.ones((1, 2))]).tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
     """
-    if len(parts) == 1:
-        return parts[0]
-    *dense, left, right = parts
-    return dense[0] + left @ right if dense else left @ right
+    return reduce(matmul, parts)
 
 
 def _one_weight(matrix: FactoredMatrix, weight: Array) -> Projections:
@@ -93,18 +79,14 @@ def _own_bias(matrix: FactoredMatrix) -> dict[str, Array]:
     return {matrix.of: matrix.arrays["bias"]} if "bias" in matrix.arrays else {}
 
 
-def _tucker(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _tucker(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
     return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full(), matrix.of)
 
 
-def _cp(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
+def _cp(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
     return unstack(CP(matrix.arrays["weights"], tuple(factors)).full(), matrix.of)
-
-
-def _stack(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
-    return unstack(matrix.arrays["stack"], matrix.of)
 
 
 def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
@@ -163,15 +145,14 @@ def places(ranks: Sequence[int], d_head: int) -> list[int]:
 
 
 EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
-    "dense": _dense,
-    "low_rank": _low_rank,
-    "corrected": _corrected,
+    "dense": lambda matrix, _: _one_weight(matrix, matrix.arrays[whole_part(matrix.of)]),
+    "low_rank": lambda matrix, _: _one_weight(matrix, matrix.arrays["left"] @ matrix.arrays["right"]),
     "ttm": _ttm,
     "heads": _heads,
     "interpolative": _interpolative,
     "tucker": _tucker,
     "cp": _cp,
-    "stack": _stack,
+    "stack": lambda matrix, _: unstack(matrix.arrays["stack"], matrix.of),
 }
 
 

@@ -32,8 +32,6 @@ METHOD = "tnlib"  # prefix of the parts of projections, and name of the method i
 
 Shape = tuple[int, ...]
 
-_ROW_INDEX = 32  # bits of a row index
-
 
 @dataclass(frozen=True)
 class Description:
@@ -96,15 +94,13 @@ class Description:
         """True if the weights are stored as they are, rounded or not, instead of as factors."""
         return self.kind in ("dense", "stack")
 
-    @property
-    def n_parameters(self) -> int:
-        """Number of stored numbers; scales are not counted."""
-        return sum(map(math.prod, self.shapes.values())) + len(self.rows)
-
     def n_bits(self, float_bits: int) -> int:
-        """Return the bits of all parts, scales and row indices, with `float_bits` bits for a number without format."""
+        """Return the bits of all parts and scales, with `float_bits` bits for a number without format.
+
+        Row indices are in config.json.
+        """
         formats = self.formats
-        return _ROW_INDEX * len(self.rows) + sum(
+        return sum(
             formats[part].n_bits(shape) if part in formats else float_bits * math.prod(shape)
             for part, shape in self.shapes.items()
         )
@@ -219,51 +215,23 @@ class FactoredMatrix:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
 
-    def n_bits(self, float_bits: int) -> int:
-        """Return the number of stored bits, see `Description.n_bits`."""
-        return self.describe().n_bits(float_bits)
 
+def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> FactoredMatrix:
+    """Return a matrix with all parts but vectors rounded to the nearest integers of `part_format`.
 
-def rounded(matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False) -> FactoredMatrix:
-    """Return a matrix with its parts rounded to the nearest integers of `integer_formats`.
-
-    Parameters are those of `integer_formats`. The parts in `arrays` are replaced by their rounded values.
+    With `by_row`, for a table of embeddings, groups lie within rows, so that a row is read without the others.
 
     >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
-    >>> rounded(identity, 4).n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, and a scale of 16 bits for each column
+    >>> rounded(identity, 4).describe().n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, 64 scales of 16 bits
     17408
     """
-    formats = integer_formats(matrix, bits, group, by_row=by_row)
-    return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
-
-
-def integer_formats(
-    matrix: FactoredMatrix, bits: int, group: int = GROUP, *, by_row: bool = False
-) -> dict[str, IntegerFormat]:
-    """Return the integer formats of all parts of a matrix but vectors.
-
-    Parameters
-    ----------
-    matrix
-        Factored matrix.
-    bits, group
-        Bits of a number, and numbers per scale; in 8 bits a slice has one scale, see `int8_format`.
-    by_row
-        True for a table of embeddings: groups lie within rows, so that a row is read without the others.
-
-    Returns
-    -------
-    dict of str to IntegerFormat
-        Formats by the name of the part.
-    """
-    shapes = {part: a.shape for part, a in matrix.arrays.items() if a.ndim > 1}
-    formats = {part: part_format(part, shape, bits, group) for part, shape in shapes.items()}
+    formats = {part: part_format(part, a.shape, bits) for part, a in matrix.arrays.items() if a.ndim > 1}
     if bits < 8 and matrix.kind == "heads" and matrix.of[-1:] != "o":
-        formats["right"] = IntegerFormat(bits, 1, group)  # applied as its transpose
+        formats["right"] = IntegerFormat(bits, 1, GROUP)  # applied as its transpose
     first = next(iter(formats), "")  # holds the rows of a table
     if bits < 8 and by_row and first in ("left", whole_part("")):
-        formats[first] = IntegerFormat(bits, 1, group)
-    return formats
+        formats[first] = IntegerFormat(bits, 1, GROUP)
+    return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in formats.items()})
 
 
 def whole_part(of: str) -> str:
@@ -292,12 +260,6 @@ def _one_part(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
 def _product(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
     (m, r), (s, n) = parts["left"], parts["right"]
     return _agree((m, n), r == s and len(parts) == 2)
-
-
-def _sum(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
-    (m, r), (s, n) = parts["left"], parts["right"]
-    (dense,) = (shape for part, shape in parts.items() if part not in ("left", "right"))
-    return _agree(dense, r == s and tuple(dense) == (m, n))
 
 
 def _of_heads(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
@@ -338,7 +300,6 @@ def _agree(shape: Shape, agree: bool) -> Shape:
 SHAPES: Mapping[str, Callable[[Mapping[str, Shape], Sequence[int]], Shape]] = {
     "dense": _one_part,
     "low_rank": _product,
-    "corrected": _sum,
     "ttm": _tt_matrix,
     "heads": _of_heads,
     "interpolative": _interpolation,

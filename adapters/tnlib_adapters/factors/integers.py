@@ -372,7 +372,7 @@ def int8_format(part: str, shape: Shape) -> IntegerFormat:
     return IntegerFormat(8, axes[0] if len(axes) == 1 else axes)
 
 
-def part_format(part: str, shape: Shape, bits: int, group: int = GROUP) -> IntegerFormat:
+def part_format(part: str, shape: Shape, bits: int) -> IntegerFormat:
     """Return the format of a part of a product: `int8_format` for 8 bits, otherwise groups along one axis.
 
     The axis is the one that a product with rows contracts: the first of `left`, `right` and `weight`. Cores of a
@@ -382,8 +382,8 @@ def part_format(part: str, shape: Shape, bits: int, group: int = GROUP) -> Integ
     if bits == 8:
         return int8_format(part, shape)
     if part in _LARGEST or part.startswith("factor"):
-        return IntegerFormat(bits, int(np.argmax(shape)), group)
-    return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, group)
+        return IntegerFormat(bits, int(np.argmax(shape)), GROUP)
+    return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, GROUP)
 
 
 def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple[Array, Array]:

@@ -34,7 +34,7 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
-from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
 from tnlib_adapters.transforms.gauge_fixing import head_order

@@ -20,9 +20,9 @@ from tnlib_adapters.circuits import PatternScores, pattern_scores
 from tnlib_adapters.circuits.arguments import READS, head_name
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.report.html import page as html_page
 from tnlib_adapters.compression.report.html import svg
-from tnlib_adapters.compression.request import Progress, quiet
 from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
@@ -205,7 +205,7 @@ def findings(inspection: Inspection) -> list[Finding]:
     --------
     >>> import tnlib_adapters
     >>> from pathlib import Path
-    >>> from tnlib_adapters.compression.request import quiet
+    >>> from tnlib_adapters.compression.progress import quiet
     >>> from tnlib_adapters.inspection.measure import measure
     >>> checkpoint = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> inspection = measure(checkpoint, tokens=None, page=Path("inspect.html"), progress=quiet)

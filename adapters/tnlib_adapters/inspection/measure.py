@@ -14,7 +14,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import Compositions, compositions, heat_map
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
-from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.inspection.head_measurements import (

@@ -63,13 +63,13 @@ class Block:
         """The block and its projections."""
         return self.model.layers[self.k]
 
-    def weights(self, products: Products, *, factored: bool = False) -> Weights:
+    def weights(self, products: Products) -> Weights:
         """Return the weights of the block for products of tensors.
 
         Of a model that fits in memory they are multiplied out. With the many weights and short batches of a large model
-        that would take longer than the block itself: its factors are applied one after the other, as with `factored`.
+        that would take longer than the block itself: its factors are applied one after the other.
         """
-        maps = {} if self.model.fits_in_memory and not factored else dict(self._maps(products))
+        maps = {} if self.model.fits_in_memory else dict(self._maps(products))
         factors = {name: own for name, own in products.factors.items() if name not in maps}
         expanded = replace(products, factors=factors)
         parameters = self.of_weights(expanded.expand(self.model.sizes), expanded.modules())

@@ -244,9 +244,7 @@ class Outputs:
         Called as progress(done, total).
     """
 
-    def __init__(
-        self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None] = lambda *_: None
-    ) -> None:
+    def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:
         self._frame, self._streams = Frame(model), Streams.temporary(batches, model.sizes.d_model)
         total = len(model.layers) * len(batches)
         progress(0, total)

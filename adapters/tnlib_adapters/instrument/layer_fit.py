@@ -171,7 +171,6 @@ def fit_layers(
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     first: int = 0,
-    seed: int = 0,
     refit: Refit | None = None,
     descend_by: Descend | None = None,
     progress: Callable[[str, int, int], None],
@@ -193,8 +192,6 @@ def fit_layers(
     first
         First layer; those before it were fitted in an earlier run on the same streams. When a layer is asked for, the
         one before it must be saved: the streams from which it was fitted are deleted.
-    seed
-        Seed of the order of the batches.
     refit, descend_by
         In place of the refit of W_O, and of the gradient descent in this process.
     progress
@@ -211,7 +208,7 @@ def fit_layers(
         return fitted.each(as_array)
 
     # without names for the weights, which would stay in memory while the next block is fitted
-    yield from starmap(fit, blocks_to_fit(both, n_steps, first, seed, progress))
+    yield from starmap(fit, blocks_to_fit(both, n_steps, first, progress))
 
 
 def _fit_block(
@@ -236,10 +233,10 @@ def _fit_block(
 
 
 def blocks_to_fit(
-    streams: FitStreams, n_steps: int, first: int, seed: int, progress: Callable[[str, int, int], None]
+    streams: FitStreams, n_steps: int, first: int, progress: Callable[[str, int, int], None]
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield every block from the `first` on with the batches of its steps, and delete the streams before the last."""
-    n, generator = len(streams.calls[0]), torch.Generator().manual_seed(seed)
+    n, generator = len(streams.calls[0]), torch.Generator().manual_seed(0)
     for k in range(n):
         order: list[int] = []
         while len(order) < n_steps:
@@ -307,19 +304,6 @@ def _root_mean_square(a: Tensor) -> Tensor:
     return a.square().mean().sqrt() if a.numel() else a
 
 
-class MovingProducts:
-    """Factors that move, in units that `scale` returns for each."""
-
-    def __init__(self, start: Products, scale: Callable[[Tensor], Tensor] = _root_mean_square) -> None:
-        self._start = start
-        self._scales = start.each(scale)
-
-    def after(self, moves: Iterable[Tensor]) -> Products:
-        """Return the factors after their moves, as many numbers each, in these units."""
-        moves = iter(moves)
-        return self._start.each(lambda a, scale: a + scale * next(moves).view_as(a), self._scales)
-
-
 def descend(
     block: Block,
     streams: FitStreams,
@@ -330,11 +314,15 @@ def descend(
     """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
     if not block.model.fits_in_memory:
         return _descend_in_place(block, streams, start, order, scale)
-    moving = MovingProducts(start, scale)
-    moves = [torch.zeros_like(a, requires_grad=True) for a in start.parts]
-    adam(block, streams, moves, lambda: block.weights(moving.after(moves)), RATE, order)
+    units, moves = start.each(scale), [torch.zeros_like(a, requires_grad=True) for a in start.parts]
+
+    def moved() -> Products:
+        each_move = iter(moves)
+        return start.each(lambda a, unit: a + unit * next(each_move), units)
+
+    adam(block, streams, moves, lambda: block.weights(moved()), RATE, order)
     with torch.no_grad():
-        return moving.after(moves)
+        return moved()
 
 
 def _descend_in_place(

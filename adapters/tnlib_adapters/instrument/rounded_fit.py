@@ -41,8 +41,8 @@ _BIAS_RATE = 0.003  # of biases, relative to their root mean square
 class RoundedBlock:
     """Rounded weights of one block, by projection or module name, and the biases of its attention.
 
-    A weight is one rounded matrix, a product of two, or the sum of both: see `weight_of_parts`. `originals` are the
-    matrices before they were rounded.
+    A weight is one rounded matrix or a product of two, see `weight_of_parts`. `originals` are the matrices before they
+    were rounded.
     """
 
     rounded: Mapping[str, tuple[Integers, ...]]
@@ -105,10 +105,9 @@ def fit_rounded_layers(
     streams: Streams,
     start: Callable[[int], RoundedBlock],
     *,
-    tables: Mapping[str, Array] | None = None,
+    tables: Mapping[str, Array],
     n_steps: int,
-    first: int = 0,
-    seed: int = 0,
+    first: int,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[RoundedBlock]:
     """Yield the fitted weights of every layer from the `first` on.
@@ -116,7 +115,7 @@ def fit_rounded_layers(
     Parameters are those of `fit_layers`; `start` returns the rounded weights of a layer, and `tables` are rounded.
     """
     both = FitStreams(model, streams, tables, first)
-    for k, order in blocks_to_fit(both, n_steps, first, seed, progress):
+    for k, order in blocks_to_fit(both, n_steps, first, progress):
         model.load(k)
         block, best = Block(model, k), start(k)
         if best.rounded:

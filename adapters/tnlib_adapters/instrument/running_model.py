@@ -109,7 +109,7 @@ class RunningModel:
     batch_tokens: int = BATCH_TOKENS
     placement: Placement = Placement()  # noqa: RUF009  immutable
 
-    def changed(self, change: Change | None = None) -> RunningModel:
+    def changed(self, change: Change) -> RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
@@ -282,7 +282,12 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return the gradient of a random probe with respect to the output, see `observe`; v for the probe v . e."""
+    """Return the gradient of a random probe with respect to the output.
+
+    The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
+    from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
+    twice the Kullback-Leibler divergence of the predictions.
+    """
     if not model.predicts:
         return torch.randn(out.shape, generator=generator).to(out)
     p = out.detach().softmax(-1)

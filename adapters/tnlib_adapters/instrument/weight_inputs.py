@@ -113,30 +113,6 @@ def read(model: RunningModel, batches: Sequence[Batch], places: Places) -> Itera
 Observed = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]  # inputs, gradients at outputs, gradient at the stream
 
 
-def observe(
-    model: RunningModel, batch: Batch, places: Places, generator: torch.Generator
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Run one batch; return the inputs of `read`, and the gradient of a random probe at the output of every weight.
-
-    That of a table is with respect to its rows, before they are scaled.
-    The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
-    from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
-    twice the Kullback-Leibler divergence of the predictions.
-    """
-    frame, streams = Frame(model), list[Tensor]()
-    with torch.no_grad():
-        x, calls = frame.enter(batch)
-        for k, call in enumerate(calls):
-            streams.append(x)
-            x = run_block(model, k, x, call)
-    reads, slopes, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
-    for k in reversed(range(len(streams))):
-        own, of_block, gradient = observe_block(model, k, streams[k], calls[k], batch, of_group(places, k), gradient)
-        reads, slopes = {**own, **reads}, {**of_block, **slopes}
-    own, of_tables = observe_input(frame, batch, of_group(places, OUTSIDE), gradient)
-    return {**own, **reads}, {**of_tables, **slopes}
-
-
 def of_group(places: Places, group: int) -> dict[str, Place]:
     """Return the places in one block, or outside the blocks."""
     return {key: place for key, place in places.items() if place.group == group}

@@ -307,38 +307,6 @@ class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
         return Multiplications(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
 
 
-class CorrectedLinear(LowRankLinear):
-    """W = whole + left @ right: a dense weight of which two factors, (in, r) and (r, out), are stored apart."""
-
-    def __init__(self, factors: Factors | Borrowed, whole: str) -> None:
-        super().__init__(factors)
-        (shape,) = shapes(factors, whole)
-        must_agree(shape[0], self.in_features)
-        must_agree(shape[1], self.out_features)
-        self._whole = whole
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x whole + x left right."""
-        return self.times(x, self._whole) + super().product(x)
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return the rows of whole, and those of left times right."""
-        return self.rows_of(self._whole, ids) + super().look_up(ids)
-
-    def transposed_product(self, y: Tensor) -> Tensor:
-        """Return y whole^T + y right^T left^T."""
-        return y @ self.part(self._whole).mT + super().transposed_product(y)
-
-    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return whole + left right."""
-        return self.part(self._whole, dtype) + super().matrix(dtype)
-
-    def cost(self) -> Multiplications:
-        """Return in out + r (in + out), and r in out."""
-        cost = super().cost()
-        return Multiplications(cost.per_row + self.in_features * self.out_features, cost.forming)
-
-
 def _values_name(parameter: str) -> str:
     return f"{parameter}_values"
 

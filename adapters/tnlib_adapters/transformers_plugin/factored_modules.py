@@ -15,7 +15,6 @@ from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
 from tnlib_adapters.transformers_plugin.dense_linear import DenseLinear
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
-    CorrectedLinear,
     FactoredLinear,
     Factors,
     LowRankLinear,
@@ -78,34 +77,6 @@ def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Param
     return parameters | {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
 
 
-def _dense(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return DenseLinear(factors, whole_part(described.of))
-
-
-def _low_rank(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return LowRankLinear(factors)
-
-
-def _corrected(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return CorrectedLinear(factors, whole_part(described.of))
-
-
-def _ttm(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return TTLinear(factors)
-
-
-def _tucker(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return TuckerLinear(factors, *_legs(described, names))
-
-
-def _cp(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return CPLinear(factors, *_legs(described, names))
-
-
-def _stack(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    return DenseLinear(factors, "stack", *_legs(described, names))
-
-
 def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
     """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
     shape = described.shapes.get("stack") or described.shapes["factor0"]
@@ -148,15 +119,14 @@ def _interpolative(
 
 
 MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None], FactoredLinear]] = {
-    "dense": _dense,
-    "low_rank": _low_rank,
-    "corrected": _corrected,
-    "ttm": _ttm,
+    "dense": lambda described, factors, *_: DenseLinear(factors, whole_part(described.of)),
+    "low_rank": lambda _, factors, *__: LowRankLinear(factors),
+    "ttm": lambda _, factors, *__: TTLinear(factors),
     "heads": _heads,
     "interpolative": _interpolative,
-    "tucker": _tucker,
-    "cp": _cp,
-    "stack": _stack,
+    "tucker": lambda described, factors, names, _: TuckerLinear(factors, *_legs(described, names)),
+    "cp": lambda described, factors, names, _: CPLinear(factors, *_legs(described, names)),
+    "stack": lambda described, factors, names, _: DenseLinear(factors, "stack", *_legs(described, names)),
 }
 
 
@@ -270,7 +240,7 @@ class FactoredEmbedding(nn.Module):
     """
 
     def __init__(
-        self, described: Description, like: Tensor, scale: float = 1.0, tied: FactoredEmbedding | None = None
+        self, described: Description, like: Tensor, scale: float, tied: FactoredEmbedding | None = None
     ) -> None:
         super().__init__()
         if tied is None:

@@ -12,7 +12,7 @@ import pytest
 from attention_layers import same_layer
 from checkpoint_folders import CONFIG, INDEX, change_config, change_tensors
 from oracles import assert_close, refused
-from tnlib_adapters import Attention, open_checkpoint
+from tnlib_adapters import Attention, Budget, open_checkpoint
 
 from tnlib import ArgumentError, FileFormatError
 
@@ -164,7 +164,7 @@ def test_what_has_learned_positions_is_compressed_and_reloaded(
     from transformers_models import record
 
     model, folder = saved(name)
-    compress(folder, tmp_path / "out", keep=1.0)
+    compress(folder, tmp_path / "out", Budget(keep=1.0), what="attention")
     loaded = type(model).from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     want, got = recorded(name), record(loaded, recorded(name).tokens)
     assert_close(got.hidden, want.hidden, np.float32, factor=256)
@@ -176,5 +176,5 @@ def test_images_are_not_calibrated_on_text(saved: Any, tmp_path: Path) -> None:
     _, folder = saved("vit")
     (tmp_path / "text").write_text("one two three\n" * 50)
     with refused(ArgumentError, "compress: IN must read text, got a vit", "reads images"):
-        compress(folder, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
+        compress(folder, tmp_path / "out", Budget(keep=0.5), calibration=tmp_path / "text", what="attention")
     assert not (tmp_path / "out").exists()

@@ -27,7 +27,18 @@ from checkpoint_folders import (
     shard,
 )
 from oracles import refused
-from tnlib_adapters import builtin_path, compress, evaluate, fold, inspect, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters import (
+    Budget,
+    Run,
+    builtin_path,
+    compress,
+    evaluate,
+    fold,
+    inspect,
+    open_checkpoint,
+    rotate,
+    save_checkpoint,
+)
 from tnlib_adapters.factors.projections import put_together, take_apart
 from tnlib_adapters.files.tensor_file import TensorInfo
 
@@ -381,7 +392,7 @@ def latin(tmp_path: Path) -> Path:
 
 
 def test_such_names_are_copied_and_reported(latin: Path, tmp_path: Path) -> None:
-    report = compress(latin, tmp_path / "out", keep=0.5)
+    report = compress(latin, tmp_path / "out", Budget(keep=0.5), what="attention")
     names = {b"caf\xe9.txt", b"d\xe9p\xf4t"}
     assert names < set(os.listdir(os.fsencode(tmp_path / "out")))
     assert report.left_out == [r"caf\xe9.onnx"]
@@ -416,9 +427,18 @@ def test_such_paths_are_refused_before_transformers_reads_them(latin: Path, tmp_
 
     words = ("path in UTF-8", "mod\\udce8le", "rename")
     with refused(ArgumentError, *words):
-        compress(latin, tmp_path / "out", keep=0.5, calibrate=text, progress=progress)
+        compress(
+            latin, tmp_path / "out", Budget(keep=0.5), calibration=text, what="attention", run=Run(progress=progress)
+        )
     with refused(ArgumentError, *words):
-        compress(builtin_path("llama"), latin / "out", keep=0.5, calibrate=text, progress=progress)
+        compress(
+            builtin_path("llama"),
+            latin / "out",
+            Budget(keep=0.5),
+            calibration=text,
+            what="attention",
+            run=Run(progress=progress),
+        )
     with refused(ArgumentError, "evaluate: ", *words):
         evaluate(latin, builtin_path("llama"), text, progress=progress)
     with refused(ArgumentError, "inspect: ", *words):

@@ -17,6 +17,7 @@ from slow_cases import mostly_slow
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from compressed_folders import by_options, limit_cache  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.activation_statistics.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
@@ -93,7 +94,7 @@ def test_a_compressed_folder_is_multiplied_out(
     name: str, options: dict[str, Any], tmp_path: Path, without_pictures: None
 ) -> None:
     folder = save_with_tokenizer(random_model(name), tmp_path / "in")
-    compress(folder, tmp_path / "out", **options)
+    compress(folder, tmp_path / "out", **by_options(**options))
     model, theirs = open_running(tmp_path / "out"), loaded_by_transformers(tmp_path / "out", name)
     batch = some_batch()
     arguments = {"input_ids": batch.ids, "attention_mask": batch.mask}
@@ -254,16 +255,22 @@ def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: 
 
 @pytest.mark.parametrize("method", mostly_slow(["heads", "matrix", "tucker"], ["tucker"]))
 def test_whitened_factors_do_not_depend_on_the_memory(
-    method: str, llama: Path, tmp_path: Path, limited: Callable[[int], None], without_pictures: None
+    method: str,
+    llama: Path,
+    tmp_path: Path,
+    limited: Callable[[int], None],
+    without_pictures: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     reports, files = [], []
     for limit, n_cached in zip(LIMITS, (2**29, 0), strict=True):
         limited(limit)
+        limit_cache(monkeypatch, n_cached)
         out = tmp_path / f"out{n_cached}"
         options: dict[str, Any] = {"keep": 0.5, "method": method, "what": "all", "calibrate": text}
-        report = asdict(compress(llama, out, cache_bytes=n_cached, **options))
+        report = asdict(compress(llama, out, **by_options(**options)))
         reports.append({name: report[name] for name in ("n_after", "measured", "plain_measured")})
         files.append((out / "model.safetensors").read_bytes())
     assert reports[0] == reports[1]

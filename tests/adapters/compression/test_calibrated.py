@@ -18,8 +18,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, Calibration  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
@@ -28,10 +31,16 @@ from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, Streams  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Frame, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
-from tnlib_adapters.instrument.weight_inputs import find_places, observe  # noqa: E402
+from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
+    find_places,
+    observe_block,
+    observe_output,
+    of_group,
+)
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
@@ -60,6 +69,25 @@ def first_batch(model) -> Batch:
     return model.batches(made_up_text(30))[-1]
 
 
+def calibrated_layers(checkpoint, model, batches):
+    return [part.load() for part in collect_calibration(checkpoint, model, batches, weighed_parts).values()]
+
+
+def observe(model, batch, places, layer, generator):
+    """Return the inputs of the weights of a layer, and the gradients of a probe of the output at their outputs."""
+    frame, streams = Frame(model), []
+    with torch.no_grad():
+        x, calls = frame.enter(batch)
+        for k, call in enumerate(calls):
+            streams.append(x)
+            x = run_block(model, k, x, call)
+    *_, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
+    for k in reversed(range(layer, len(calls))):
+        own = of_group(places, k)
+        reads, slopes, gradient = observe_block(model, k, streams[k], calls[k], batch, own, gradient)
+    return reads, slopes
+
+
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::2]))
 def test_gradients_are_those_of_the_model(folders, name, projection):
@@ -69,7 +97,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     with torch.no_grad():
         out = model(batch)
     places, key = find_places(model), f"{layer}.{projection}"
-    reads, slopes = observe(model, batch, places, torch.Generator().manual_seed(0))
+    reads, slopes = observe(model, batch, places, layer, torch.Generator().manual_seed(0))
     old = checkpoint.projections(layer)
     weight = old.weights[projection]
     change = 1e-2 * np.abs(weight).mean() * np.random.default_rng(1).standard_normal(weight.shape)
@@ -143,9 +171,8 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_pa
 def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
     """The fit of a model that does not fit in memory, and that of one that does."""
     checkpoint, ends = open_checkpoint(folders[name]), []
-    layers, _ = calibrated_parts(
-        checkpoint, open_running(folders[name]), open_running(folders[name]).batches(made_up_text())
-    )
+    model = open_running(folders[name])
+    layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))
     start = layers[1].products([len(curve.costs) // 2 for curve in layers[1].curves])
     for limit in (None, 1):
         model = open_running(folders[name], max_weights=limit)
@@ -164,7 +191,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     texts = made_up_text()
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches = model.batches(texts)
-    layers, _ = calibrated_parts(checkpoint, model, batches)
+    layers = calibrated_layers(checkpoint, model, batches)
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
@@ -187,7 +214,9 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ),
 )
 def test_a_folder_reloads_and_counts_are_true(folders, name, layout, text, tmp_path, without_pictures):
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.6, calibrate=text, layout=layout)
+    report = tnlib_adapters.compress(
+        folders[name], tmp_path / "out", Budget(keep=0.6), calibration=text, layout=layout, what="attention"
+    )
     assert 0.59 <= report.kept <= 0.6
     assert report.n_after <= 0.6 * report.n_before
     found = evaluate(folders[name], tmp_path / "out", text).measures()
@@ -211,7 +240,12 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 ):
     text.write_text(made_up_text() + LONG * 30, encoding="utf-8")
     report = tnlib_adapters.compress(
-        folders["bert"], tmp_path / "out", keep=0.6, method="matrix", calibrate=text, calibration_tokens=tokens
+        folders["bert"],
+        tmp_path / "out",
+        Budget(keep=0.6),
+        calibration=Calibration(text, tokens=tokens),
+        method="matrix",
+        what="attention",
     )
     lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
     lengths = [1 + len(line.split()) for line in lines]
@@ -227,7 +261,11 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 
 def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(
-        folders["gpt2_lm"], tmp_path / "out", keep=0.6, calibrate=text, calibration_tokens=8
+        folders["gpt2_lm"],
+        tmp_path / "out",
+        Budget(keep=0.6),
+        calibration=Calibration(text, tokens=8),
+        what="attention",
     )
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
@@ -240,7 +278,7 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 ):
     few_steps(monkeypatch, 4)
     text.write_text(made_up_text(9), encoding="utf-8")
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", calibrate=text, **budget)
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", **by_options(calibrate=text, **budget))
     assert report.measured is None or not report.calibration["held_out"]
     lines = {name: after for name, _, after in summarise(report)}
     assert "pass a text of at least 10 lines" in lines["not measured on held-out text"]
@@ -248,8 +286,14 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 
 
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
-    with pytest.raises(ArgumentError, match=r"calibration_tokens must be at most 16, the context of this model"):
-        tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.5, calibrate=text, calibration_tokens=17)
+    with pytest.raises(ArgumentError, match=r"tokens \(--calibration-tokens\) must be at most 16, the context"):
+        tnlib_adapters.compress(
+            folders["bert"],
+            tmp_path / "out",
+            Budget(keep=0.5),
+            calibration=Calibration(text, tokens=17),
+            what="attention",
+        )
 
 
 def broken(folder: Path, where: Path) -> Path:
@@ -280,7 +324,7 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
     ]
     for source, arguments, error, words in cases:
         with pytest.raises(error, match=words):
-            tnlib_adapters.compress(source, tmp_path / "out", keep=0.5, **arguments)
+            tnlib_adapters.compress(source, tmp_path / "out", **by_options(keep=0.5, **arguments))
         assert not (tmp_path / "out").exists()
 
 
@@ -292,13 +336,15 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     one_token_held_out.write_text("\n".join("x" if line == held_out else line for line in lines))
     damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
     (damaged / "tokenizer.json").write_text("{}")
-    call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", keep=0.5, method="matrix")
+    call = functools.partial(
+        tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), method="matrix", what="attention"
+    )
     with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
-        call(damaged, calibrate=text)
-    with refused(ArgumentError, "compress: the text of calibrate must have at least", "too few"):
-        call(folders["gpt2_lm"], calibrate=short)
+        call(damaged, calibration=text)
+    with refused(ArgumentError, "compress: the calibration text must have at least", "too few"):
+        call(folders["gpt2_lm"], calibration=short)
     with refused(ArgumentError, "compress: text must have at least one line of two tokens"):
-        call(tnlib_adapters.builtin_path("llama"), calibrate=one_token_held_out)
+        call(tnlib_adapters.builtin_path("llama"), calibration=one_token_held_out)
     with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
         evaluate(damaged, damaged, text)
     (damaged / "tokenizer.json").write_text("{")
@@ -318,7 +364,7 @@ def test_gates_predict_what_dropping_a_little_costs(folders, name, projection):
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     turn, k = 0.05, 1
-    layers, _ = calibrated_parts(checkpoint, after, before.batches(text))
+    layers = calibrated_layers(checkpoint, after, before.batches(text))
     whole = layers[k].products([len(curve.costs) - 1 for curve in layers[k].curves])
     component = layers[k].components[projection]
     (weight,) = whole.factors[projection]

@@ -244,9 +244,8 @@ def draw_weight(m: int, n: int, spectrum: Array, seed: int = 0) -> tuple[Array, 
 def test_mixed_factors_lose_less_than_components_apart() -> None:
     weight, reads, slopes = draw_weight(60, 50, 0.8 ** np.arange(50))
     own = QuantizedWeight(weight, reads, slopes, 1.0)
-    factors = [(k, option) for k, option in enumerate(own.options) if not option.is_whole and option.bits == 3]
+    factors = [(k, option) for k, option in enumerate(own.options) if option.rank is not None and option.bits == 3]
     (k, option) = factors[-1]
-    assert option.rank is not None
     both = components(weight.astype(np.float64), reads, slopes)
     left = round_compensated(both.left[:, : option.rank], IntegerFormat(3, 0), reads).values(np.float64)
     moments_of_left = left.T @ reads @ left
@@ -261,9 +260,9 @@ def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> No
     """Those of factors are interpolated over ranks, those above 4 bits extrapolated; the descent lowers all."""
     weight, reads, slopes = draw_weight(70, 64, 0.95 ** np.arange(64))
     own = QuantizedWeight(weight, reads, slopes, 2.0, fewer_numbers=fewer_numbers)
-    forms = {(option.is_whole, option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
-    assert {(True, False, 4), (False, True, 2), (False, True, 3)} <= forms.keys()
-    assert ((False, True, 6) in forms) == fewer_numbers
+    forms = {(option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
+    assert {(False, 4), (True, 2), (True, 3)} <= forms.keys()
+    assert ((True, 6) in forms) == fewer_numbers
     for k in forms.values():
         option, rounded = own.options[k], own.rounded(k)
         stored = [(integers.format, integers.codes.shape) for integers in rounded.integers]
@@ -281,30 +280,6 @@ def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
         assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
     is_fewer = [option.numbers < weight.size and option.bits > 3 for option in options]
     assert any(is_fewer) == fewer_numbers
-
-
-def test_factors_beside_a_whole_weight_take_its_largest_components() -> None:
-    """Two components with large entries in a few columns stretch the grid of the others."""
-    weight, reads, slopes = draw_weight(128, 96, np.ones(96))
-    rng = np.random.default_rng(1)
-    spike = np.zeros((2, 96))
-    spike[:, ::3] = rng.standard_normal((2, 32))
-    weight += (0.3 * rng.standard_normal((128, 2)) @ spike).astype(np.float32)
-    own = QuantizedWeight(weight, reads, slopes, 1.0)
-    (k,) = (k for k, o in enumerate(own.options) if o.is_whole and o.rank is not None and o.bits == 2)
-    corrected = own.options[k]
-    rounded = own.rounded(k)
-    assert [integers.codes.shape for integers in rounded.integers] == [
-        weight.shape,
-        (128, corrected.rank),
-        (corrected.rank, 96),
-    ]
-    whole = round_compensated(weight, IntegerFormat(2, 0), reads, slopes).values(np.float64)
-    found, wanted = (rounding_loss(weight - values, reads, slopes) for values in (rounded.values(), whole))
-    assert found < 0.5 * wanted
-    no_outliers, *metric_of = draw_weight(128, 96, np.ones(96))
-    options = QuantizedWeight(no_outliers, *metric_of, 1.0).options
-    assert not any(option.is_whole and option.rank is not None and option.bits == 3 for option in options)
 
 
 def test_correlated_inputs_gain_an_order_of_magnitude() -> None:

@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
-from compressed_folders import (
-    digest,
-    leave_out_page,
-    relative,
-)
+from compressed_folders import digest, leave_out_page, relative
 from oracles import refused
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
 
@@ -60,12 +56,16 @@ def compressed(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPath
             out = base / "-".join(map(str, key))
             untouched = digest(sources(model))
             try:
-                report = compress(sources(model), out, keep=keep, method=method, layout=layout)
+                report = compress(
+                    sources(model), out, Budget(keep=keep), method=method, layout=layout, what="attention"
+                )
             except ArgumentError as problem:  # small models have few sizes to choose from; the message names one
                 named = re.search(r"the nearest below it is (\d\.\d+)", str(problem))
                 if named is None:
                     raise
-                report = compress(sources(model), out, keep=float(named[1]), method=method, layout=layout)
+                report = compress(
+                    sources(model), out, Budget(keep=float(named[1])), method=method, layout=layout, what="attention"
+                )
             assert digest(sources(model)) == untouched
             assert json.loads((out / REPORT).read_text()) == json.loads(report.to_json())
             made[key] = out
@@ -174,14 +174,14 @@ def test_zero_weights_are_compressed_too(tmp_path: Path) -> None:
     source = builtin_copy(tmp_path / "in")
     change_tensors(source, lambda t: [t[n].fill(0) for n in t if "layers.0.attention" in n])
     for method in METHODS:
-        report = compress(source, tmp_path / method, keep=0.5, method=method)
+        report = compress(source, tmp_path / method, Budget(keep=0.5), method=method, what="attention")
         assert report.layers[0].qk_error == report.layers[0].ov_error == 0
         assert np.isfinite(hidden(tmp_path / method)).all()
 
 
 def test_the_same_twice(tmp_path: Path, compressed: Compressed) -> None:
     for method in ("heads", "ttm"):
-        compress(builtin_path(), tmp_path / method, keep=0.5, method=method)
+        compress(builtin_path(), tmp_path / method, Budget(keep=0.5), method=method, what="attention")
         made = compressed("builtin", 0.5, method)
         for name in ("model.safetensors", "config.json"):
             assert (tmp_path / method / name).read_bytes() == (made / name).read_bytes()
@@ -194,8 +194,11 @@ def test_what_is_compressed_already_is_refused(compressed: Compressed, tmp_path:
     source = compressed("builtin")
     untouched = digest(source)
     with refused(ArgumentError, "compressed already"):
-        compress(source, tmp_path / "out", keep=0.5)
+        compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     assert list(tmp_path.iterdir()) == []
     assert digest(source) == untouched
     # the dense layout holds ordinary weights
-    assert compress(compressed("builtin", layout="dense"), tmp_path / "out", keep=0.5).kept <= 0.5
+    assert (
+        compress(compressed("builtin", layout="dense"), tmp_path / "out", Budget(keep=0.5), what="attention").kept
+        <= 0.5
+    )

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
-from compressed_folders import few_steps  # noqa: E402
+from compressed_folders import by_options, few_steps  # noqa: E402
+from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.activation_statistics import moment_sums, statistics  # noqa: E402
 from tnlib_adapters.compression.methods.components import Components  # noqa: E402
@@ -135,7 +136,7 @@ def test_half_precision_compresses_as_single_precision_does(folders, tmp_path, m
     text, losses = tmp_path / "text.txt", []
     text.write_text(made_up_text(300), encoding="utf-8")
     for name in ("float32", dtype):
-        tnlib_adapters.compress(folders["llama"], tmp_path / name, calibrate=text, dtype=name, **size)
+        tnlib_adapters.compress(folders["llama"], tmp_path / name, **by_options(calibrate=text, dtype=name, **size))
         # in single precision, whatever the dtype of the calibration
         losses.append(tnlib_adapters.evaluate(folders["llama"], tmp_path / name, text).divergence)
     single, half = losses
@@ -151,9 +152,13 @@ def test_a_device_that_torch_does_not_reach_is_refused_before_any_work(folders, 
         ({"dtype": "int8"}, "dtype must be one of 'float32'"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            tnlib_adapters.compress(folders["llama"], tmp_path / "out", keep=0.5, calibrate=text, **options)
+            tnlib_adapters.compress(
+                folders["llama"], tmp_path / "out", **by_options(keep=0.5, calibrate=text, **options)
+            )
         with pytest.raises(ArgumentError, match=message):
             tnlib_adapters.evaluate(folders["llama"], folders["llama"], text, **options)
     with pytest.raises(ArgumentError, match="those of a model that runs on a text"):
-        tnlib_adapters.compress(folders["llama"], tmp_path / "out", keep=0.5, device="cuda")
+        tnlib_adapters.compress(
+            folders["llama"], tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(device="cuda")
+        )
     assert not (tmp_path / "out").exists()

@@ -26,8 +26,9 @@ pytest.importorskip("transformers")
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
+from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
-from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.executor import SERIAL, Workers, open_workers  # noqa: E402
 
 from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
@@ -82,8 +83,8 @@ def _after(seconds: float, value: int) -> int:
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("method", mostly_slow(["heads", "tucker"], ["tucker"]))
 def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path) -> None:
-    compress(LLAMA, tmp_path / "one", method=method, keep=0.5)
-    compress(LLAMA, tmp_path / "two", method=method, keep=0.5, workers=2)
+    compress(LLAMA, tmp_path / "one", Budget(keep=0.5), method=method, what="attention")
+    compress(LLAMA, tmp_path / "two", Budget(keep=0.5), method=method, what="attention", run=Run(workers=2))
     assert_same_bits(tmp_path / "one", tmp_path / "two")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
@@ -95,18 +96,18 @@ def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path)
 def test_methods_on_a_text_have_the_bits_of_one_process(
     options: dict[str, Any], cluster: Any, text: Path, tmp_path: Path
 ) -> None:
-    compress(LLAMA, tmp_path / "one", calibrate=text, **options)
+    compress(LLAMA, tmp_path / "one", **by_options(calibrate=text, **options))
     for name, workers in (("pool", {"workers": 2}), ("dask", {"cluster": cluster.scheduler_address})):
-        compress(LLAMA, tmp_path / name, calibrate=text, **options, **workers)
+        compress(LLAMA, tmp_path / name, **by_options(calibrate=text, **options, **workers))
         assert_same_bits(tmp_path / "one", tmp_path / name)
 
 
 @pytest.mark.slow
 def test_statistics_of_one_process_are_used_by_workers(text: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"calibrate": text, "statistics": tmp_path / "statistics"}
-    compress(LLAMA, tmp_path / "first", keep=0.5, **options)
-    compress(LLAMA, tmp_path / "one", keep=0.7, **options)
-    compress(LLAMA, tmp_path / "two", keep=0.7, **options, workers=2)
+    compress(LLAMA, tmp_path / "first", **by_options(keep=0.5, **options))
+    compress(LLAMA, tmp_path / "one", **by_options(keep=0.7, **options))
+    compress(LLAMA, tmp_path / "two", **by_options(keep=0.7, workers=2, **options))
     assert_same_bits(tmp_path / "one", tmp_path / "two")
 
 
@@ -119,8 +120,8 @@ def test_dask_repeats_the_calls_of_a_killed_worker(cluster: Any, text: Path, tmp
             os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
     options = {"bits": 3, "calibrate": text, "cluster": cluster.scheduler_address}
-    compress(LLAMA, tmp_path / "whole", **options)
-    compress(LLAMA, tmp_path / "killed", **options, progress=kill)
+    compress(LLAMA, tmp_path / "whole", **by_options(**options))
+    compress(LLAMA, tmp_path / "killed", **by_options(progress=kill, **options))
     assert {nanny.pid for nanny in cluster.workers.values()} != before
     assert_same_bits(tmp_path / "whole", tmp_path / "killed")
 
@@ -141,7 +142,7 @@ def test_nothing_is_written_when_a_process_is_killed(tmp_path: Path) -> None:
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with refused(ClusterError, "compress", "workers must stay until the end"):
-        compress(LLAMA, tmp_path / "out", keep=0.5, workers=2)
+        compress(LLAMA, tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(workers=2))
     assert not list(tmp_path.iterdir())
 
 
@@ -161,23 +162,23 @@ def test_a_cluster_that_goes_away_is_one_sentence(text: Path, tmp_path: Path) ->
 
         options = {"keep": 0.5, "calibrate": text, "spill": tmp_path / "spill", "progress": close}
         with refused(ClusterError, "compress", "workers must stay until the end"):
-            compress(LLAMA, tmp_path / "out", cluster=opened.scheduler_address, **options)
+            compress(LLAMA, tmp_path / "out", **by_options(cluster=opened.scheduler_address, **options))
     assert (tmp_path / "spill").exists()
     assert not (tmp_path / "out").exists()
 
 
 def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with refused(ArgumentError, "compress", "workers and cluster exclude each other"):
-        compress(LLAMA, out, keep=0.5, workers=2, cluster="tcp://127.0.0.1:8786")
-    with refused(ArgumentError, "compress", "workers must be at least 1, got 0"):
-        compress(LLAMA, out, keep=0.5, workers=0)
-    with refused(ArgumentTypeError, "compress", "workers must be an integer, got 2.0"):
-        compress(LLAMA, out, keep=0.5, workers=2.0)
-    with refused(ArgumentTypeError, "compress", "cluster must be the address"):
-        compress(LLAMA, out, keep=0.5, cluster=8786)
+    with refused(ArgumentError, "Run", "workers and cluster exclude each other"):
+        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2, cluster="tcp://127.0.0.1:8786"))
+    with refused(ArgumentError, "Run", "workers must be at least 1, got 0"):
+        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=0))
+    with refused(ArgumentTypeError, "Run", "workers must be an integer, got 2.0"):
+        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2.0))
+    with refused(ArgumentTypeError, "Run", "cluster must be the address"):
+        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster=8786))
     with refused(ArgumentError, "compress", "cluster must be the address of a Dask scheduler", "'nowhere'"):
-        compress(LLAMA, out, keep=0.5, cluster="nowhere")
+        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster="nowhere"))
     assert not list(tmp_path.iterdir())
 
 
@@ -193,4 +194,4 @@ def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
 def test_without_dask_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs dask.*'tnlib\[cluster\]'"):
-        compress(LLAMA, tmp_path / "out", keep=0.5, cluster="tcp://127.0.0.1:8786")
+        compress(LLAMA, tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(cluster="tcp://127.0.0.1:8786"))

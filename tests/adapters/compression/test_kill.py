@@ -24,14 +24,14 @@ from click.testing import CliRunner
 from compressed_folders import digest
 from interruptions import OLD, At, beside, fail, read, restore_default, write
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint
 from tnlib_adapters.cli import main
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "full disk": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "keyboard": KeyboardInterrupt,
 }
-ARGUMENTS = ["compress", "IN", "OUT", "--keep", "0.5", "--force"]
+ARGUMENTS = ["compress", "IN", "OUT", "--keep", "0.5", "--what", "attention", "--force"]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_an_error_at_any_call_of_a_compression(
     kind: str, force: bool, after: bool, source: Path, tmp_path: Path
 ) -> None:
     untouched = digest(source)
-    compress(source, tmp_path / "whole", keep=0.5)
+    compress(source, tmp_path / "whole", Budget(keep=0.5), what="attention")
     whole = same_but_for_the_clock(tmp_path / "whole")
     ends = []
     for number in range(1, 300):
@@ -79,7 +79,7 @@ def test_an_error_at_any_call_of_a_compression(
             write(out, OLD)
         with At(number, fail(ERRORS[kind]()), after=after) as at:
             try:
-                compress(source, out, keep=0.5, force=force)
+                compress(source, out, Budget(keep=0.5), what="attention", run=Run(force=force))
             except (OSError, KeyboardInterrupt):
                 assert at.reached
         ends.append(out.exists() and "config.json" in os.listdir(out))
@@ -185,7 +185,20 @@ main()
 def paused(source: Path, out: Path, go: Path, **options: Any) -> subprocess.Popen[str]:
     """A running command that has written nearly everything and waits for `go`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PAUSED, "compress", str(source), str(out), "--keep", "0.5", "--force", str(go)],
+        [
+            sys.executable,
+            "-c",
+            PAUSED,
+            "compress",
+            str(source),
+            str(out),
+            "--keep",
+            "0.5",
+            "--what",
+            "attention",
+            "--force",
+            str(go),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -234,7 +247,7 @@ def test_a_disk_that_is_really_full(source: Path, tmp_path: Path) -> None:
     out.parent.mkdir()
     limit = (builtin_path() / "model.safetensors").stat().st_size // 3
     done = subprocess.run(
-        [*COMMAND, str(source), str(out), "--keep", "0.5"],
+        [*COMMAND, str(source), str(out), "--keep", "0.5", "--what", "attention"],
         capture_output=True,
         text=True,
         env=clean_env(),

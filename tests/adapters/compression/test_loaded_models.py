@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from compressed_folders import digest, leave_out_pictures
 from slow_cases import mostly_slow
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import Budget, compress, open_checkpoint
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -54,7 +54,7 @@ def folders(saved: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactor
         out = base / f"{model}-{method}-{layout}"
         if out.exists():
             return out
-        compress(saved(model)[1], out, keep=0.5, method=method, layout=layout)
+        compress(saved(model)[1], out, Budget(keep=0.5), method=method, layout=layout, what="attention")
         return out
 
     return get
@@ -166,7 +166,7 @@ def test_multiplied_out_and_saved_it_is_an_ordinary_model(
     assert_same_state(state(again), state(loaded), 0)
     np.testing.assert_array_equal(output(again), output(loaded))
     assert open_checkpoint(tmp_path / "again").factored is None
-    assert compress(tmp_path / "again", tmp_path / "smaller", keep=0.4).kept <= 0.4
+    assert compress(tmp_path / "again", tmp_path / "smaller", Budget(keep=0.4), what="attention").kept <= 0.4
     assert digest(folders(model, method)) == untouched
 
 
@@ -204,7 +204,7 @@ def test_sources_in_half_precision(
     cls = CLASSES[name][1]
     model = load(saved(name)[1], cls, dtype=getattr(torch, dtype))
     model.save_pretrained(tmp_path / "in")
-    compress(tmp_path / "in", tmp_path / "out", keep=0.5, method="matrix", layout=layout)
+    compress(tmp_path / "in", tmp_path / "out", Budget(keep=0.5), method="matrix", layout=layout, what="attention")
     loaded = load(tmp_path / "out", cls)
     loaded = loaded.dequantize() if layout == "factored" else loaded
     assert {str(p.dtype) for p in loaded.parameters()} == {f"torch.{dtype}"}
@@ -221,14 +221,14 @@ def test_sources_in_shards(
     cls = "GPT2LMHeadModel" if name == "gpt2_lm" else "BertForMaskedLM"
     load(saved(name)[1], cls).save_pretrained(tmp_path / "in", max_shard_size="20KB")
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2
-    compress(tmp_path / "in", tmp_path / "out", keep=0.5, method=method)
+    compress(tmp_path / "in", tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
     assert_same_state(state(load(tmp_path / "out", cls)), state(load(folders(name, method), cls)), 1e-6)
 
 
 def test_every_number_kept_is_the_model_that_came(saved: Callable[[str], Any], tmp_path: Path) -> None:
     for name, cls in (("bert", "BertModel"), ("gpt2_lm", "GPT2LMHeadModel")):
         for method in METHODS:
-            compress(saved(name)[1], tmp_path / f"{name}-{method}", keep=1, method=method)
+            compress(saved(name)[1], tmp_path / f"{name}-{method}", Budget(keep=1), method=method, what="attention")
             got = output(load(tmp_path / f"{name}-{method}", cls))
             np.testing.assert_allclose(got, output(load(saved(name)[1], cls)), atol=5e-5)
 

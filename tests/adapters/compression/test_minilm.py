@@ -27,7 +27,7 @@ import threading  # noqa: E402
 import zipfile  # noqa: E402
 
 import tnlib_adapters.transformers_plugin  # noqa: E402, F401  # registers the layout
-from tnlib_adapters import compress  # noqa: E402
+from tnlib_adapters import Budget, compress  # noqa: E402
 
 MODULES = (argparse, asyncio, calendar, decimal, heapq, logging, socket, string, threading, zipfile)
 
@@ -71,7 +71,7 @@ def test_half_of_the_attention_embeds_alike(
 ) -> None:
     texts, wanted = before
     untouched = digest(minilm_path)
-    report = compress(minilm_path, tmp_path / "out", keep=0.5, method=method)
+    report = compress(minilm_path, tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
     assert digest(minilm_path) == untouched
     n_before, n_after = (n_attention(folder) for folder in (minilm_path, tmp_path / "out"))
     assert n_before == 6 * 4 * 384 * 385

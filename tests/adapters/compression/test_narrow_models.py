@@ -19,9 +19,10 @@ transformers = pytest.importorskip("transformers")
 
 from click.testing import CliRunner  # noqa: E402
 from compressed_folders import PAGE as WRITE_PAGE  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
 from padded_models import padded, planes_of, stated  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, Run, builtin_path, cli, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -70,7 +71,7 @@ def test_narrow_heads_compute_what_the_truncation_does(
 ) -> None:
     source, out = folders[name], tmp_path / "out"
     sizes = {"head_dim": 4, "intermediate_size": 29}
-    report = compress(source, out, layout="narrow", sizes=sizes, calibrate=short_text)
+    report = compress(source, out, Budget(sizes=sizes), calibration=short_text, layout="narrow")
     written = same_as_padded(random_model(name), source, out)
     before, after = stated(source), stated(out)
     assert (after["head_dim"], after["intermediate_size"]) == (4, 29)
@@ -86,7 +87,7 @@ def test_fewer_neurons_compute_what_the_truncation_does(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = compress(source, out, layout="narrow", sizes={"intermediate_size": 23}, calibrate=short_text)
+    report = compress(source, out, Budget(sizes={"intermediate_size": 23}), calibration=short_text, layout="narrow")
     same_as_padded(random_model(name), source, out)
     assert report.what == "mlp"
     old, new = stated(source), stated(out)
@@ -96,7 +97,14 @@ def test_fewer_neurons_compute_what_the_truncation_does(
 @pytest.mark.slow
 def test_blocks_run_in_half_precision(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source, sizes = folders["llama"], {"head_dim": 4, "intermediate_size": 29}
-    report = compress(source, tmp_path / "out", layout="narrow", sizes=sizes, calibrate=short_text, dtype="bfloat16")
+    report = compress(
+        source,
+        tmp_path / "out",
+        Budget(sizes=sizes),
+        calibration=short_text,
+        layout="narrow",
+        run=Run(dtype="bfloat16"),
+    )
     assert report.measured is not None
     same_as_padded(random_model("llama"), source, tmp_path / "out")
 
@@ -111,7 +119,7 @@ def test_the_planes_are_those_that_matter(tmp_path: Path, short_text: Path) -> N
                 a.reshape(4, 2, 5, -1)[:, :, 0] = 0
 
     change_tensors(source, still)
-    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 8}, calibrate=short_text)
+    compress(source, tmp_path / "out", Budget(sizes={"head_dim": 8}), calibration=short_text, layout="narrow")
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
     planes = planes_of(before, after)
     assert (planes.start, planes.step, planes.count) == (1, 1, 4)
@@ -128,7 +136,7 @@ def test_a_fraction_is_met_within_a_percent(tmp_path: Path, short_text: Path) ->
         vocab_size=50, hidden_size=32, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2, head_dim=16
     )
     source = save_with_tokenizer(transformers.LlamaForCausalLM(sizes), tmp_path / "in")
-    report = compress(source, tmp_path / "out", layout="narrow", keep=0.6, calibrate=short_text)
+    report = compress(source, tmp_path / "out", Budget(keep=0.6), calibration=short_text, layout="narrow")
     assert 0.59 <= report.kept <= 0.6
     assert stated(tmp_path / "out")["head_dim"] == 8
 
@@ -136,7 +144,7 @@ def test_a_fraction_is_met_within_a_percent(tmp_path: Path, short_text: Path) ->
 def test_a_config_of_transformers_4_keeps_its_keys(saved: Saved, short_text: Path, tmp_path: Path) -> None:
     source = save_with_tokenizer(saved("llama")[0], tmp_path / "in")
     change_config(source, rope_parameters=..., rope_theta=500.0, rope_scaling=None, dtype=..., torch_dtype="float32")
-    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 4}, calibrate=short_text)
+    compress(source, tmp_path / "out", Budget(sizes={"head_dim": 4}), calibration=short_text, layout="narrow")
     assert "rope_parameters" not in stated(tmp_path / "out")
     assert stated(tmp_path / "out")["torch_dtype"] == "float32"
     model = type(saved("llama")[0]).from_pretrained(source, attn_implementation="eager").eval()
@@ -158,7 +166,7 @@ def test_heads_that_cannot_be_narrower_are_refused(
 ) -> None:
     for options in ({"keep": 0.5}, {"sizes": {"head_dim": 4}}):
         with refused(ArgumentError, "compress: layout 'narrow'", words, "--size intermediate_size"):
-            compress(folders[name], tmp_path / "out", layout="narrow", calibrate=short_text, **options)
+            compress(folders[name], tmp_path / "out", **by_options(layout="narrow", calibrate=short_text, **options))
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "bloom", "opt", "mixtral", "deepseek_v3"])
@@ -166,7 +174,13 @@ def test_layers_that_cannot_be_narrower_are_refused(
     name: str, folders: dict[str, Path], short_text: Path, tmp_path: Path
 ) -> None:
     with refused(ArgumentError, "compress: ", "layout 'narrow'"):
-        compress(folders[name], tmp_path / "out", layout="narrow", sizes={"intermediate_size": 9}, calibrate=short_text)
+        compress(
+            folders[name],
+            tmp_path / "out",
+            Budget(sizes={"intermediate_size": 9}),
+            calibration=short_text,
+            layout="narrow",
+        )
 
 
 # --------------------------------------------------------------------------------------------- options and folders
@@ -177,47 +191,53 @@ def test_layers_that_cannot_be_narrower_are_refused(
     [
         ({"layout": "narrow"}, ("either keep or sizes", "got neither", "head_dim")),
         ({"layout": "narrow", "keep": 0.5, "sizes": {"head_dim": 8}}, ("either keep or sizes", "got both")),
-        ({"layout": "narrow", "sizes": {"v_head_dim": 8}}, ("must be among head_dim", "'v_head_dim'")),
+        ({"layout": "narrow", "sizes": {"v_head_dim": 8}}, ("sizes must be one of head_dim", "'v_head_dim'")),
         ({"layout": "narrow", "sizes": {"head_dim": 17}, "calibrate": LICENSE}, ("between 1 and 16", "got 17")),
-        ({"layout": "narrow", "sizes": {"head_dim": 0}, "calibrate": LICENSE}, ("between 1 and 16", "got 0")),
+        ({"layout": "narrow", "sizes": {"head_dim": 0}, "calibrate": LICENSE}, ("at least 1", "got 0")),
         ({"layout": "narrow", "keep": 1.5, "calibrate": LICENSE}, ("keep must lie in (0, 1]",)),
         ({"layout": "narrow", "keep": 0.5, "store": "int8"}, ("store must be left out", "'narrow'")),
         ({"layout": "narrow", "keep": 0.5, "method": "matrix"}, ("method must be left out",)),
         ({"layout": "narrow", "bits": 4}, ("bits must be left out",)),
         ({"layout": "narrow", "keep": 0.5}, ("layout 'narrow' needs a text", "--calibrate")),
-        ({"layout": "factored", "keep": 0.5, "sizes": {"v_head_dim": 8}}, ("sizes must come with layout",)),
+        ({"layout": "factored", "keep": 0.5, "sizes": {"head_dim": 8}}, ("sizes must come with layout",)),
         ({"layout": "smaller", "keep": 0.5}, ("layout must be one of",)),
     ],
 )
 def test_options_that_do_not_belong_together(options: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: ", *words):
-        compress(builtin_path("llama"), tmp_path / "out", **options)
+    with refused(ArgumentError, *words):
+        compress(builtin_path("llama"), tmp_path / "out", **by_options(**options))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_odd_heads_and_other_types_are_refused(short_text: Path, tmp_path: Path) -> None:
     with refused(ArgumentError, "head_dim must be even, got 7"):
-        compress(builtin_path("llama"), tmp_path / "out", layout="narrow", sizes={"head_dim": 7}, calibrate=short_text)
+        compress(
+            builtin_path("llama"),
+            tmp_path / "out",
+            Budget(sizes={"head_dim": 7}),
+            calibration=short_text,
+            layout="narrow",
+        )
     with refused(ArgumentTypeError, "head_dim in sizes must be an integer, got 8.0"):
-        compress(builtin_path("llama"), tmp_path / "out", layout="narrow", sizes={"head_dim": 8.0})  # type: ignore[dict-item]
+        compress(builtin_path("llama"), tmp_path / "out", Budget(sizes={"head_dim": 8.0}), layout="narrow")  # type: ignore[dict-item]
 
 
 def test_damaged_weights_leave_nothing(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(folders["llama"], tmp_path / "in"))
     change_tensors(source, lambda tensors: tensors["model.norm.weight"].__setitem__(0, np.nan))
     with refused(FileFormatError, "model.norm.weight", "nan"):
-        compress(source, tmp_path / "out", layout="narrow", keep=0.5, calibrate=short_text)
+        compress(source, tmp_path / "out", Budget(keep=0.5), calibration=short_text, layout="narrow")
     assert {file.name for file in tmp_path.iterdir()} == {"in", short_text.name}
 
 
 def test_a_folder_is_replaced_as_a_whole(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source, out = folders["llama"], tmp_path / "out"
-    compress(source, out, layout="narrow", sizes={"head_dim": 2}, calibrate=short_text)
+    compress(source, out, Budget(sizes={"head_dim": 2}), calibration=short_text, layout="narrow")
     before = digest(out)
     with refused(ArgumentError, "OUT must not exist or be empty", "--force"):
-        compress(source, out, layout="narrow", sizes={"head_dim": 4}, calibrate=short_text)
+        compress(source, out, Budget(sizes={"head_dim": 4}), calibration=short_text, layout="narrow")
     assert digest(out) == before
-    compress(source, out, layout="narrow", sizes={"head_dim": 4}, calibrate=short_text, force=True)
+    compress(source, out, Budget(sizes={"head_dim": 4}), calibration=short_text, layout="narrow", run=Run(force=True))
     assert stated(out)["head_dim"] == 4
     assert {file.name for file in tmp_path.iterdir()} == {"out", short_text.name}
 
@@ -228,7 +248,7 @@ def test_shards_and_half_precision_stay(short_text: Path, tmp_path: Path) -> Non
     transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.from_pretrained(source), dtype=torch.bfloat16
     ).save_pretrained(source, max_shard_size="10KB")
-    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 4}, calibrate=short_text)
+    compress(source, tmp_path / "out", Budget(sizes={"head_dim": 4}), calibration=short_text, layout="narrow")
     tensors = read_tensors(tmp_path / "out")
     assert {tensor.dtype for tensor in tensors.values()} == {"BF16"}
     files = [{file.name for file in folder.glob("*.safetensors")} for folder in (source, tmp_path / "out")]
@@ -267,7 +287,7 @@ def test_wrong_sizes_on_the_command_line(arguments: list[str], words: str) -> No
 def test_the_built_in_llama(tmp_path: Path) -> None:
     """A licence as text: half of the heads, and generation."""
     source = builtin_path("llama")
-    compress(source, tmp_path / "out", layout="narrow", sizes={"head_dim": 8}, calibrate=LICENSE)
+    compress(source, tmp_path / "out", Budget(sizes={"head_dim": 8}), calibration=LICENSE, layout="narrow")
     found = evaluate(source, tmp_path / "out", LICENSE)
     assert found.divergence is not None
     assert found.divergence < 0.5

@@ -12,7 +12,7 @@ import scipy.linalg
 from compressed_folders import read_config
 from oracles import assert_close, refused
 from slow_cases import mostly_slow
-from tnlib_adapters import compress, evaluate, open_checkpoint
+from tnlib_adapters import Budget, compress, evaluate, open_checkpoint
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.table import EVERYWHERE, METHODS, TABLE, Method, register
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -67,7 +67,7 @@ def test_it_compresses_and_reloads(
     torch = pytest.importorskip("torch")
     pytest.importorskip("tnlib_adapters.transformers_plugin")
     source, out = folders["bert"], tmp_path / "out"
-    report = compress(source, out, keep=0.5, method="qr", what=what, calibrate=text if with_text else None)
+    report = compress(source, out, Budget(keep=0.5), calibration=text if with_text else None, what=what, method="qr")
     assert report.method == "qr"
     assert 0.49 <= report.kept <= 0.5
     if not with_text:
@@ -88,7 +88,10 @@ def test_it_compresses_and_reloads(
 
 @pytest.mark.usefixtures("without_pictures")
 def test_its_operators_have_larger_errors_than_truncated_singular_values(folders: Any, tmp_path: Path) -> None:
-    reports = [compress(folders["bert"], tmp_path / name, keep=0.5, method=name) for name in ("matrix", "qr")]
+    reports = [
+        compress(folders["bert"], tmp_path / name, Budget(keep=0.5), method=name, what="attention")
+        for name in ("matrix", "qr")
+    ]
     matrix, qr = (sum(layer.ov_error for layer in report.layers) for report in reports)
     assert matrix < qr
 
@@ -99,7 +102,9 @@ def test_its_error_on_a_text_is_smaller_with_the_text(
     pytest.importorskip("transformers")
     errors = []
     for name, calibrate in {"plain": None, "whitened": text}.items():
-        compress(folders["bert"], tmp_path / name, keep=0.5, method="qr", calibrate=calibrate)
+        compress(
+            folders["bert"], tmp_path / name, Budget(keep=0.5), calibration=calibrate, method="qr", what="attention"
+        )
         errors.append(evaluate(folders["bert"], tmp_path / name, text).error)
     assert errors[1] < errors[0]
 
@@ -107,9 +112,9 @@ def test_its_error_on_a_text_is_smaller_with_the_text(
 def test_its_name_is_known_everywhere(tmp_path: Path, folders: Any) -> None:
     assert "qr" in METHODS
     with refused(ArgumentError, "method must be one of heads, matrix, ttm, tucker, cp", ", qr, or", "'fourier'"):
-        compress(folders["bert"], tmp_path / "out", keep=0.5, method="fourier")
+        compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), method="fourier", what="attention")
     with refused(ArgumentError, "what='mlp' works with method", "'qr'", "got 'tucker'"):
-        compress(folders["bert"], tmp_path / "out", keep=0.5, method="tucker", what="mlp")
+        compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="mlp", method="tucker")
 
 
 def test_whitened_methods_write_kinds_that_can_be_transformed_back() -> None:

@@ -20,7 +20,8 @@ from slow_cases import mostly_slow
 transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
-from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
+from compressed_folders import by_options, limit_cache  # noqa: E402
+from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
@@ -28,7 +29,7 @@ from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
 from transformers_models import random_model, save_with_tokenizer  # noqa: E402
 
-from tnlib import ArgumentError, ArgumentTypeError, FileFormatError  # noqa: E402
+from tnlib import ArgumentError, FileFormatError  # noqa: E402
 
 METHODS = ("matrix", "heads", "ttm", "tucker", "cp")
 
@@ -81,12 +82,12 @@ def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bi
     ids=["factored", "dense", "int4"],
 )
 def test_the_folder_does_not_depend_on_the_memory(
-    tmp_path: Path, model: str, options: dict[str, Any], without_pictures: None
+    tmp_path: Path, model: str, options: dict[str, Any], without_pictures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = [
-        asdict(compress(builtin_path(model), tmp_path / name, cache_bytes=n_bytes, **options))
-        for name, n_bytes in (("in memory", 2**29), ("in files", 0))
-    ]
+    reports = []
+    for name, n_bytes in (("in memory", 2**29), ("in files", 0)):
+        limit_cache(monkeypatch, n_bytes)
+        reports.append(asdict(compress(builtin_path(model), tmp_path / name, **by_options(**options))))
     for report in reports:
         del report["seconds"], report["peak_memory"]
     assert reports[0] == reports[1]
@@ -145,7 +146,8 @@ def test_a_workspace_counts_what_is_in_use() -> None:
 
 @pytest.mark.parametrize("stage", ["factorising", "choosing factors", "writing tensors", "measuring errors"])
 @pytest.mark.usefixtures("terminated_by_signals")
-def test_a_signal_leaves_no_files(tmp_path: Path, stage: str) -> None:
+def test_a_signal_leaves_no_files(tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_cache(monkeypatch, 0)
     beside = set[str]()
 
     def progress(now: str, done: int, total: int) -> None:
@@ -154,21 +156,16 @@ def test_a_signal_leaves_no_files(tmp_path: Path, stage: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(SystemExit, match="143"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, cache_bytes=0, progress=progress)
+        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(progress=progress))
     assert ".scratch" in beside
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_leaves_no_files(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_cache(monkeypatch, 0)
     with pytest.raises(ArgumentError, match="not even the smallest factors fit"):
-        compress(builtin_path(), tmp_path / "out", keep=0.001, method="matrix", cache_bytes=0)
+        compress(builtin_path(), tmp_path / "out", Budget(keep=0.001), method="matrix", what="attention")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("n_bytes", "error"), [(-1, ArgumentError), ("1 GB", ArgumentTypeError)])
-def test_the_memory_is_a_number_of_bytes(tmp_path: Path, n_bytes: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="compress: cache_bytes must"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, cache_bytes=n_bytes)
 
 
 @pytest.fixture
@@ -207,21 +204,21 @@ def assert_two_reads(source: Path, reads: Counter[tuple[Path, str]]) -> None:
 )
 def test_two_reads(name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any) -> None:
     """Biases that are copied, and norms of heads."""
-    compress(folders[name], tmp_path / "out", keep=0.5, what=what, method=method, calibrate=text)
+    compress(folders[name], tmp_path / "out", Budget(keep=0.5), calibration=text, what=what, method=method)
     assert_two_reads(folders[name], reads)
 
 
 @pytest.mark.usefixtures("without_pictures")
 def test_the_builtin_llama(text: Path, tmp_path: Path, reads: Any) -> None:
     source = builtin_path("llama")
-    compress(source, tmp_path / "out", keep=0.5, what="all", method="matrix", calibrate=text)
+    compress(source, tmp_path / "out", Budget(keep=0.5), calibration=text, what="all", method="matrix")
     assert_two_reads(source, reads)
 
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
 def test_two_reads_without_a_text(what: str, folders: Any, tmp_path: Path, reads: Any) -> None:
-    compress(folders["bert"], tmp_path / "out", keep=0.5, what=what, method="matrix")
+    compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what=what, method="matrix")
     assert max(count for (folder, _), count in reads.items() if folder == folders["bert"]) <= 2
 
 
@@ -244,10 +241,11 @@ def test_nan_is_refused_before_the_text_is_run(method: str, text: Path, tmp_path
         compress(
             folder,
             tmp_path / "out",
-            keep=0.5,
+            Budget(keep=0.5),
+            calibration=text,
             method=method,
-            calibrate=text,
-            progress=lambda stage, _done, _total: stages.append(stage),
+            what="attention",
+            run=Run(progress=lambda stage, _done, _total: stages.append(stage)),
         )
     assert set(stages) == {"checking weights"}
     assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from command_line import run_command  # noqa: E402
-from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes, round_weights  # noqa: E402
 from tnlib_adapters.compression.report.html import write_page  # noqa: E402
 from tnlib_adapters.compression.report.report import (  # noqa: E402
@@ -37,14 +37,18 @@ NAMES = ("bert", "gpt2_lm", "llama")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_bytes_are_those_of_the_folder_that_holds_it(name: str, folders: Any, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=1, method="matrix", store="int8")
+    report = tnlib_adapters.compress(
+        folders[name], tmp_path / "out", Budget(keep=1, store="int8"), method="matrix", what="attention"
+    )
     assert report.plain_bytes == plain_bytes(open_checkpoint(folders[name]))
     assert report.bytes_after["attention"] == report.plain_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
-    tnlib_adapters.compress(folders[name], tmp_path / "out", keep=1, method="matrix", store="int8")
+    tnlib_adapters.compress(
+        folders[name], tmp_path / "out", Budget(keep=1, store="int8"), method="matrix", what="attention"
+    )
     rounded, stored = round_weights(open_running(folders[name])), open_running(tmp_path / "out")
     batch = rounded.batches(text.read_text())[0]
     with torch.no_grad():
@@ -56,7 +60,9 @@ def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Pa
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm"]))
 def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     made = {
-        store: tnlib_adapters.compress(folders[name], tmp_path / store, keep=0.6, calibrate=text, store=store)
+        store: tnlib_adapters.compress(
+            folders[name], tmp_path / store, Budget(keep=0.6, store=store), calibration=text, what="attention"
+        )
         for store in ("float", "int8")
     }
     assert made["int8"].n_after == made["float"].n_after
@@ -72,13 +78,16 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
 
 def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
     arguments = ["compress", folders["bert"], tmp_path / "out", "--bits", "6", "--calibrate", text]
+    arguments += ["--what", "attention"]
     result = run_command(*arguments, columns=140)
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
     before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
     assert report["average_bits"] == 8 * after / report["n_before"] <= 6
-    first, int8, conclusion, *_ = result.stdout.splitlines()
-    bits = f"{report['average_bits']:.2f} bits per number"
-    assert first.startswith(f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits}; 1 - cosine ")
+    first, part, int8, conclusion, *_ = result.stdout.splitlines()
+    everything = (f"{sum(report[f'bytes_{when}'].values()) / 1e6:.2f} MB" for when in ("before", "after"))
+    assert first.startswith(f"all weights: {' -> '.join(everything)}; 1 - cosine ")
+    bits = f"{report['average_bits']:.2f} bits per"
+    assert part == f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits} parameter"
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
     assert "lain int8" in conclusion
@@ -88,7 +97,7 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
 
 @pytest.mark.slow
 def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", bits=6, calibrate=text, what="all")
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(bits=6), calibration=text, what="all")
     checkpoint = open_checkpoint(folders["bert"])
     assert Counter(own.of for own in report.rounded if own.of) == dict.fromkeys("qkvo", checkpoint.n_layers)
     assert {own.module for own in report.rounded if not own.of} == {own.module for own in report.matrices}
@@ -105,7 +114,9 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "kinds"), [("tucker", "stack"), ("cp", "stack"), ("matrix", "dense")])
 def test_whole_arrays_of_a_layer_are_rounded(method: str, kinds: str, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", method=method, store="int8")
+    report = tnlib_adapters.compress(
+        builtin_path(), tmp_path / "out", Budget(store="int8"), method=method, what="attention"
+    )
     described = open_checkpoint(tmp_path / "out").factored
     assert {description.kind for description in described} == {kinds}
     assert {own.bits for own in report.rounded} == {8}
@@ -114,7 +125,9 @@ def test_whole_arrays_of_a_layer_are_rounded(method: str, kinds: str, tmp_path: 
 
 def test_factors_of_as_many_numbers_are_no_rounded_weights(tmp_path: Path) -> None:
     """The products of all components of the heads hold as many numbers as the weights."""
-    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", method="heads", store="int8", keep=1)
+    report = tnlib_adapters.compress(
+        builtin_path(), tmp_path / "out", Budget(store="int8", keep=1), method="heads", what="attention"
+    )
     assert report.n_after == report.n_before
     assert report.rounded == []
     assert ("factors stored in", "", "int8") in summarise(report)
@@ -124,7 +137,9 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", store="int4", layout="dense")
+    report = tnlib_adapters.compress(
+        builtin_path(), tmp_path / "out", Budget(store="int4"), layout="dense", what="attention"
+    )
     lines = {name: (before, after) for name, before, after in summarise(report)}
     assert lines["stored bits per number before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
     assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)
@@ -137,9 +152,10 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
 
 
 def test_conclusions(folders: Any, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=0.5)
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
     assert verdict(report) is None  # nothing was measured on text
-    assert headline(report) is None
+    before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
+    assert headline(report) == f"all weights: {before} -> {after}; relative error {report.measured:.2g} of the weights"
 
     def of(n_bytes: int, measured: float, *, is_rounded: bool = False) -> str:
         rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []

@@ -13,11 +13,10 @@ from checkpoint_folders import change_tensors, random_folder
 from compressed_folders import Dense, dense_layers, n_attention, relative
 from oracles import refused
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
-from tnlib_adapters.compression.request import check_keep
 from tnlib_adapters.factors.expansion import expand
 
 from tnlib import ArgumentError
@@ -214,49 +213,49 @@ def test_layers_share_one_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 0.0, -1, 1.5, 1.0000001, float("nan"), float("inf"), "0.5", True, 1j, [0.5]])
 def test_fractions_that_are_none(keep: Any, tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: keep ", "(0, 1]", repr(keep)):
-        compress(builtin_path(), tmp_path / "out", keep=keep)
+    with refused(ArgumentError, "Budget: keep ", "(0, 1]", repr(keep)):
+        compress(builtin_path(), tmp_path / "out", Budget(keep=keep), what="attention")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("keep", [1, 0.5, 1e-300, np.float64(0.25)])
 def test_fractions_that_are_fine(keep: Any) -> None:
-    assert check_keep("compress", keep) == keep
-    assert type(check_keep("compress", keep)) is float
+    assert Budget(keep=keep).keep == keep
+    assert type(Budget(keep=keep).keep) is float
 
 
-@pytest.mark.parametrize("method", [" ", "svd", "Heads", None, 3])
+@pytest.mark.parametrize("method", [" ", "", "svd", "Heads", 3])
 def test_methods_that_are_none(method: Any, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: method ", repr(method), "heads, matrix, ttm, tucker, cp"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, method=method)
+        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("layout", ["", "sparse", None])
 def test_layouts_that_are_none(layout: Any, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: layout ", repr(layout), "factored, dense"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, layout=layout)
+        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), layout=layout, what="attention")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tt_matrix_of_prime_width(tmp_path: Path) -> None:
     folder = random_folder(tmp_path / "in", d=7, n_heads=1)
     with refused(ArgumentError, "'ttm'", "width 7", "prime"):
-        compress(folder, tmp_path / "out", keep=0.5, method="ttm")
+        compress(folder, tmp_path / "out", Budget(keep=0.5), method="ttm", what="attention")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @each_method
 def test_too_little_to_keep(method: str, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: keep ", f"'{method}'", "got 1e-05", "at least 0."):
-        compress(builtin_path(), tmp_path / "out", keep=1e-5, method=method)
+        compress(builtin_path(), tmp_path / "out", Budget(keep=1e-5), method=method, what="attention")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_compressed_already(tmp_path: Path, without_pictures: None) -> None:
     small = tmp_path / "small"
-    compress(random_folder(tmp_path / "in"), small, keep=0.5, method="matrix")
+    compress(random_folder(tmp_path / "in"), small, Budget(keep=0.5), method="matrix", what="attention")
     for method in METHODS:
         with refused(ArgumentError, "compress: ", str(small), "compressed already"):
-            compress(small, tmp_path / "smaller", keep=0.25, method=method)
+            compress(small, tmp_path / "smaller", Budget(keep=0.25), method=method, what="attention")
     assert not (tmp_path / "smaller").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,17 @@ import pytest
 import tnlib_adapters
 from checkpoint_folders import builtin_copy
 from command_line import run_command
-from compressed_folders import digest
+from compressed_folders import by_options, digest
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, open_checkpoint, plan
+from tnlib_adapters import Budget, Run, builtin_path, open_checkpoint, plan
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.request import Request
 
-from tnlib import ArgumentError, TnlibError
+from tnlib import ArgumentError, ArgumentTypeError, TnlibError
 
 TEXT = Path("text.txt")
-EVERY_MATRIX = Request(keep=0.5, what="all", method="matrix")
-CALIBRATED = Request(keep=0.5, what="all", calibrate=TEXT)
+EVERY_MATRIX = Request.of(Budget(keep=0.5), method="matrix")
+CALIBRATED = Request.of(Budget(keep=0.5), calibration=TEXT)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,9 @@ CALIBRATED = Request(keep=0.5, what="all", calibrate=TEXT)
 )
 def test_compress_and_plan_refuse_in_one_sentence(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(TnlibError) as of_compress:
-        tnlib_adapters.compress(builtin_path(), tmp_path / "out", **options)
+        tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(**options))
     with pytest.raises(TnlibError) as of_plan:
-        plan(builtin_path(), **options)
+        plan(builtin_path(), **by_options(**options))
     assert str(of_plan.value) == str(of_compress.value)
 
 
@@ -53,30 +54,45 @@ def test_a_short_text_is_refused_as_by_compress(folders: Any, tmp_path: Path) ->
     short = tmp_path / "short.txt"
     short.write_text("a few words\n" * 3)
     with pytest.raises(TnlibError) as of_compress:
-        tnlib_adapters.compress(folders["llama"], tmp_path / "out", keep=0.5, calibrate=short)
+        tnlib_adapters.compress(
+            folders["llama"], tmp_path / "out", Budget(keep=0.5), calibration=short, what="attention"
+        )
     with pytest.raises(TnlibError) as of_plan:
-        plan(folders["llama"], keep=0.5, calibrate=short)
+        plan(folders["llama"], Budget(keep=0.5), calibration=short, what="attention")
     assert str(of_plan.value) == str(of_compress.value)
 
 
-@pytest.mark.parametrize(("name", "value"), [("kep", 0.5), ("layout", "narrow")])
-def test_options_that_are_not_planned_are_named(name: str, value: Any) -> None:
-    with pytest.raises(TnlibError, match=f"plan: .*{value if name == 'layout' else name}"):
-        plan(builtin_path(), **{"keep": 0.5, name: value})
+def test_another_layout_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="plan: layout must be 'factored' or 'dense', got 'narrow'"):
+        plan(builtin_path("llama"), Budget(keep=0.5), layout="narrow")
+
+
+@pytest.mark.parametrize(
+    "call", [plan, lambda *own, **named: tnlib_adapters.compress(own[0], "out", *own[1:], **named)]
+)
+def test_arguments_of_other_types_are_refused(call: Callable[..., Any]) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"compress: budget must be a Budget, got 0\.5; pass for example"):
+        call(builtin_path("llama"), 0.5)
+    with pytest.raises(ArgumentTypeError, match="compress: run must be a Run, got 'cuda'; pass for example Run"):
+        call(builtin_path("llama"), Budget(keep=0.5), run="cuda")
+    with pytest.raises(ArgumentTypeError, match="Calibration: text must be a path, got 3"):
+        call(builtin_path("llama"), Budget(keep=0.5), calibration=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'keep'"):
+        call(builtin_path("llama"), keep=0.5)
 
 
 def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = builtin_copy(tmp_path / "in")
     before = digest(source)
     monkeypatch.chdir(tmp_path)
-    plan(source, keep=0.5)
+    plan(source, Budget(keep=0.5), what="attention")
     assert digest(source) == before
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("method", ["heads", "matrix", "ttm", "tucker", "cp"])
 def test_plain_methods_need_no_text(method: str) -> None:
-    run = plan(builtin_path(), keep=0.5, method=method)
+    run = plan(builtin_path(), Budget(keep=0.5), method=method, what="attention")
     assert (run.method, run.n_before, run.tokens) == (method, 33_280, {})
     assert run.seconds > 0
 
@@ -85,7 +101,10 @@ def test_plain_methods_need_no_text(method: str) -> None:
 @pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "gpt2"], ["llama"]))
 def test_a_text_is_counted_and_a_block_is_timed(folders: Any, text: Path, name: str, options: dict[str, Any]) -> None:
     stages: list[str] = []
-    run = plan(folders[name], calibrate=text, what="all", **options, progress=lambda stage, _, __: stages.append(stage))
+    run = plan(
+        folders[name],
+        **by_options(calibrate=text, what="all", progress=lambda stage, _, __: stages.append(stage), **options),
+    )
     assert run.tokens["statistics"] > 0
     assert ("fit" in run.tokens) == (run.method != "matrix")
     assert run.seconds > 0
@@ -95,8 +114,8 @@ def test_a_text_is_counted_and_a_block_is_timed(folders: Any, text: Path, name: 
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
 def test_sizes_are_those_of_the_report(tmp_path: Path, without_pictures: None, what: str) -> None:
     options = {"keep": 0.5, "method": "matrix", "what": what}
-    run = plan(builtin_path("llama"), **options)
-    report = tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", **options)
+    run = plan(builtin_path("llama"), **by_options(**options))
+    report = tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", **by_options(**options))
     assert run.n_before == report.n_before
     assert run.n_bytes == sum(report.bytes_before.values())
     assert run.bytes_before == report.compressed(report.bytes_before)
@@ -118,15 +137,15 @@ def test_limits_grow_with_max_memory_up_to_the_defaults(request_: Request) -> No
 
 
 def _within(request_: Request, gigabytes: float) -> Request:
-    return replace(request_, max_memory=int(gigabytes * 1e9))
+    return replace(request_, run=Run(memory=int(gigabytes * 1e9)))
 
 
 def test_the_least_possible_memory_is_stated_and_suffices() -> None:
     checkpoint = open_checkpoint(builtin_path("llama"))
-    with pytest.raises(ArgumentError, match="compress: max_memory must be at least") as refused:
-        limits_of(checkpoint, replace(CALIBRATED, max_memory=1))
+    with pytest.raises(ArgumentError, match=r"compress: memory \(--max-memory\) must be at least") as refused:
+        limits_of(checkpoint, replace(CALIBRATED, run=Run(memory=1)))
     least = int(str(refused.value).split("at least ")[1].split("M")[0]) * 10**6
-    limits = limits_of(checkpoint, replace(CALIBRATED, max_memory=least + 10**7))  # the process may have grown
+    limits = limits_of(checkpoint, replace(CALIBRATED, run=Run(memory=least + 10**7)))  # the process may have grown
     assert limits.tokens < Limits().tokens
     assert limits.cache + 2 * limits.weights < 10**8
 
@@ -135,22 +154,26 @@ def test_the_least_possible_memory_is_stated_and_suffices() -> None:
     ("value", "error"), [(0, ArgumentError), (-1, ArgumentError), (1e9, TypeError), ("4G", TypeError)]
 )
 def test_max_memory_is_a_number_of_bytes(value: Any, error: type[Exception], tmp_path: Path) -> None:
-    with pytest.raises(error, match="compress: max_memory must be"):
-        tnlib_adapters.compress(builtin_path(), tmp_path / "out", keep=0.5, max_memory=value)
+    with pytest.raises(error, match="Run: memory must be"):
+        tnlib_adapters.compress(
+            builtin_path(), tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(memory=value)
+        )
 
 
 def test_too_little_memory_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="max_memory must be at least"):
-        tnlib_adapters.compress(builtin_path(), tmp_path / "out", keep=0.5, max_memory=10**6)
-    with pytest.raises(ArgumentError, match="max_memory must be at least"):
-        plan(builtin_path(), keep=0.5, max_memory=10**6)
+    with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
+        tnlib_adapters.compress(
+            builtin_path(), tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(memory=10**6)
+        )
+    with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
+        plan(builtin_path(), Budget(keep=0.5), what="attention", run=Run(memory=10**6))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ample_memory_changes_nothing(tmp_path: Path, without_pictures: None) -> None:
     options = {"keep": 0.5, "method": "matrix"}
     for name, limit in (("default", None), ("ample", 10**11)):
-        tnlib_adapters.compress(builtin_path(), tmp_path / name, max_memory=limit, **options)
+        tnlib_adapters.compress(builtin_path(), tmp_path / name, **by_options(max_memory=limit, **options))
     one, other = (open_checkpoint(tmp_path / name).folder.tensors for name in ("default", "ample"))
     assert all(np.array_equal(one[name].read(), other[name].read()) for name in one)
 
@@ -179,7 +202,7 @@ def test_bytes_on_the_command_line(written: str, n_bytes: float) -> None:
 
 
 def test_plan_prints_sizes_and_time() -> None:
-    result = run_command("plan", "builtin", "--keep", "0.5")
+    result = run_command("plan", "builtin", "--keep", "0.5", "--what", "attention")
     for words in ("33,280 parameters", "at most 0.16 MB", "a few seconds"):
         assert words in result.stdout
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import tnlib_adapters
 from compressed_folders import few_steps
+from tnlib_adapters import Budget, Run
+from tnlib_adapters.compression.progress import Stage
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
-from tnlib_adapters.compression.request import Stage
 
 
 def test_time_left_is_that_of_the_mean_step() -> None:
@@ -78,9 +79,10 @@ def test_statistics_count_blocks_and_tokens(
         tnlib_adapters.compress(
             folders["llama"],
             Path(folder) / "out",
-            keep=0.5,
-            calibrate=text,
-            progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total)),
+            Budget(keep=0.5),
+            calibration=text,
+            what="attention",
+            run=Run(progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total))),
         )
     for name in ("running the model", "collecting statistics"):
         own = [call for call in calls if call[0] == name]

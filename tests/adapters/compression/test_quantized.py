@@ -23,7 +23,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
-from tnlib_adapters import builtin_path, compress, open_checkpoint  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
 from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
@@ -73,7 +74,9 @@ def compressed(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         options = {"calibrate": code if name == "builtin" else made_up, "what": "attention"} | options
         if options["calibrate"] is not None:
             options["statistics"] = place / f"{name}-{options['what']}.statistics"
-        return compress(builtin_path("llama") if name == "builtin" else folders[name], out, **options), out
+        return compress(
+            builtin_path("llama") if name == "builtin" else folders[name], out, **by_options(**options)
+        ), out
 
     with pytest.MonkeyPatch.context() as patch:
         few_steps(patch, 4)
@@ -151,7 +154,7 @@ def test_bytes_of_mixed_dtypes_are_those_of_the_files(
 ) -> None:
     """Weights in bfloat16, norms in float32, and one weight or bias of the second layer in float32."""
     source, what = mixed[name], options.get("what", "attention")
-    report = compress(source, tmp_path / "out", **{"calibrate": text, **options})
+    report = compress(source, tmp_path / "out", **by_options(**{"calibrate": text, **options}))
     n_bits = stored_bits(source, tmp_path / "out", what) * report.n_before
     assert report.average_bits * report.n_before == pytest.approx(n_bits, rel=1e-12)
     dtypes = {stored.dtype for stored in read_tensors(tmp_path / "out").values() if stored.values.size}
@@ -189,7 +192,7 @@ def test_fewer_numbers_in_fewer_bits(
     without = compressed(name, what=what, bits=bits)[0]
     assert without.kept > keep
     assert report.predicted > without.predicted
-    assert compressed(name, what=what, bits=bits, keep=1.0)[0].predicted == pytest.approx(without.predicted, rel=0.1)
+    assert compressed(name, what=what, bits=bits, keep=1.0)[0].predicted <= 1.1 * without.predicted  # more options
 
 
 @pytest.mark.parametrize(
@@ -285,7 +288,7 @@ def test_four_bits_are_the_default_with_a_text(compressed: Compressed, folders: 
 def test_the_same_bytes_twice_and_the_source_as_it_was(folders: Any, text: Path, tmp_path: Path) -> None:
     before = digest(folders["llama"])
     for k in range(2):
-        compress(folders["llama"], tmp_path / f"{k}", bits=4, what="all", calibrate=text)
+        compress(folders["llama"], tmp_path / f"{k}", Budget(bits=4), calibration=text, what="all")
     one, other = ((tmp_path / f"{k}" / "model.safetensors").read_bytes() for k in range(2))
     assert one == other
     assert digest(folders["llama"]) == before
@@ -295,7 +298,7 @@ def test_bits_on_the_command_line(folders: Any, text: Path, tmp_path: Path) -> N
     arguments = ["compress", folders["llama"], tmp_path / "out", "--bits", "5"]
     alone = run_command(*arguments, status=2)
     assert "compress: bits must come with a text" in alone.output
-    run_command(*arguments, "--calibrate", text)
+    run_command(*arguments, "--what", "attention", "--calibrate", text)
     assert 4.5 <= stored_bits(folders["llama"], tmp_path / "out", "attention") <= 5
     assert json.loads((tmp_path / "out" / "tnlib_report.json").read_text())["bits"] == 5
     run_command(*arguments[:2], tmp_path / "both", "--bits", "5", "--keep", "0.6", "--calibrate", text)
@@ -339,8 +342,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_options_are_refused_in_a_sentence(case: str, folders: Any, text: Path, tmp_path: Path) -> None:
     options, words = BAD[case]
-    with refused(ArgumentError, "compress: ", *words):
-        compress(folders["bert"], tmp_path / "out", **{"calibrate": text, **options})
+    with refused(ArgumentError, *words):
+        compress(folders["bert"], tmp_path / "out", **by_options(**{"calibrate": text, **options}))
     assert not (tmp_path / "out").exists()
 
 
@@ -389,7 +392,7 @@ def test_zeros_stay_zeros(options: dict[str, Any], zeros: str, text: Path, tmp_p
         if zeros == "values":
             attention.v_proj.weight[:] = 0
     source = save_with_tokenizer(model, tmp_path / "model")
-    report = compress(source, tmp_path / "out", what="all", calibrate=text, **options)
+    report = compress(source, tmp_path / "out", **by_options(what="all", calibrate=text, **options))
     assert report.measured is not None
     assert np.isfinite(report.measured)
     rounded = open_checkpoint(tmp_path / "out").projections(1).weights

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -157,7 +157,7 @@ def test_generation_with_a_cache(name: str, method: str, saved: Saved, tmp_path:
 def test_from_end_to_end(name: str, saved: Saved, tmp_path: Path, without_pictures: None) -> None:
     """The report counts what is stored, and errors are those of the operators that were written."""
     _, source = saved(name)
-    report = compress(source, tmp_path / "out", keep=0.5)
+    report = compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
     assert numbers(source) - numbers(tmp_path / "out") == report.n_before - report.n_after
     assert 0.49 <= report.kept <= 0.5

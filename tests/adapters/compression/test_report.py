@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
-from compressed_folders import (
-    attention_tensors,
-    dense_layers,
-    read_config,
-    read_tensors,
-    relative,
-    tail,
-)
+from compressed_folders import attention_tensors, dense_layers, read_config, read_tensors, relative, tail
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
 from tnlib_adapters.compression.methods.table import METHODS
@@ -45,7 +38,7 @@ def test_errors_are_those_of_the_operators_multiplied_out(
     method: str, name: str, folder_of: Any, tmp_path: Path
 ) -> None:
     source = folder_of(name)
-    dense = compress(source, tmp_path / "dense", keep=0.5, method=method, layout="dense")
+    dense = compress(source, tmp_path / "dense", Budget(keep=0.5), method=method, layout="dense", what="attention")
     heads = iter(dense.heads)
     layers = zip(dense_layers(source), dense_layers(tmp_path / "dense"), dense.layers, strict=True)
     for number, (before, after, layer) in enumerate(layers):
@@ -65,7 +58,7 @@ def test_errors_are_those_of_the_operators_multiplied_out(
         mine = [max(h.qk_error, h.ov_error) for h in dense.heads if h.layer == number]
         assert layer.worst == max(mine)
 
-    factored = compress(source, tmp_path / "factored", keep=0.5, method=method)
+    factored = compress(source, tmp_path / "factored", Budget(keep=0.5), method=method, what="attention")
     for a, b in zip(factored.heads, dense.heads, strict=True):
         assert (a.qk_error, a.ov_error) == pytest.approx((b.qk_error, b.ov_error), rel=1e-5)
 
@@ -74,7 +67,7 @@ def test_errors_are_those_of_the_operators_multiplied_out(
 def test_heads_err_by_the_tail_of_their_spectrum(folder_of: Any, tmp_path: Path) -> None:
     """Nothing of that rank is closer: the error that is written is the one of Eckart and Young."""
     for name in ("builtin", "gpt2"):
-        report = compress(folder_of(name), tmp_path / name, keep=0.5)
+        report = compress(folder_of(name), tmp_path / name, Budget(keep=0.5), what="attention")
         for head in report.heads:
             assert head.qk_kept is not None
             assert head.ov_kept is not None
@@ -85,7 +78,7 @@ def test_heads_err_by_the_tail_of_their_spectrum(folder_of: Any, tmp_path: Path)
 
 @pytest.mark.usefixtures("without_pictures")
 def test_ranks_are_per_head_only_where_factors_are(tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.5, method="matrix")
+    report = compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), method="matrix", what="attention")
     assert {(head.qk_kept, head.ov_kept) for head in report.heads} == {(None, None)}
 
 
@@ -133,7 +126,7 @@ def test_no_error_at_all() -> None:
 @pytest.mark.usefixtures("without_pictures")
 def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder_of: Any, tmp_path: Path) -> None:
     source, out = folder_of(name), tmp_path / "out"
-    report = compress(source, out, keep=0.5, layout=layout)
+    report = compress(source, out, Budget(keep=0.5), layout=layout, what="attention")
     for folder, found in ((source, report.bytes_before), (out, report.bytes_after)):
         inside, everything = attention_tensors(folder), read_tensors(folder)
         sizes = {tensor: t.values.size * BYTES[t.dtype] for tensor, t in everything.items()}
@@ -172,7 +165,7 @@ def test_a_page_of_an_odd_model(method: str, tmp_path: Path) -> None:
     """A layer of zeros: nothing to divide by, and still a page without warnings."""
     source = builtin_copy(tmp_path / "in")
     change_tensors(source, lambda t: [t[name].fill(0) for name in t if "layers.1.attention" in name])
-    report = compress(source, tmp_path / "out", keep=0.5, method=method)
+    report = compress(source, tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
     assert report.layers[1].qk_error == 0
     assert read_config(tmp_path / "out")["quantization_config"]["method"] == method
     pictures = 3 if method == "cp" else 4  # CP has no curve
@@ -184,7 +177,7 @@ CURVE = {"kept": [0.1, 0.5, 0.9], "predicted": [0.5, 0.1, 0.01]}
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return compress(builtin_path(), tmp_path_factory.mktemp("pictures") / "out", keep=0.5)
+    return compress(builtin_path(), tmp_path_factory.mktemp("pictures") / "out", Budget(keep=0.5), what="attention")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from checkpoint_folders import builtin_copy, random_folder
 from compressed_folders import dense_layers, relative
 from html_pages import Page, check_page, pictures
 from slow_cases import mostly_slow
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import Budget, compress, open_checkpoint
 from tnlib_adapters.compression.report.html import write_page
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
 
@@ -26,7 +26,7 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Re
     base = tmp_path_factory.mktemp("report")
     source = builtin_copy(base / "in")
     (source / "pytorch_model.bin").write_bytes(b"pickled")
-    return source, base / "out", compress(source, base / "out", keep=0.4, layout="dense")
+    return source, base / "out", compress(source, base / "out", Budget(keep=0.4), layout="dense", what="attention")
 
 
 def test_it_reads_back_as_it_was(compressed: Any) -> None:
@@ -56,7 +56,7 @@ def test_the_readme_says_how_the_folder_loads_above_the_model_card(case: str, tm
     card, front, body = CARDS[case]
     source, out = builtin_copy(tmp_path / "in"), tmp_path / "out"
     (source / "README.md").unlink() if card is None else (source / "README.md").write_bytes(card)
-    report = compress(source, out, keep=0.5)
+    report = compress(source, out, Budget(keep=0.5), what="attention")
     readme = (out / "README.md").read_bytes()
     assert readme.startswith(front + b"> Compressed by tnlib")
     lines = readme[len(front) :].split(b"\n")
@@ -67,8 +67,15 @@ def test_the_readme_says_how_the_folder_loads_above_the_model_card(case: str, tm
 
 @pytest.mark.usefixtures("without_pictures")
 def test_the_readme_of_a_dense_result_is_replaced_when_it_is_compressed_again(tmp_path: Path) -> None:
-    first = compress(builtin_copy(tmp_path / "in"), tmp_path / "dense", keep=0.5, layout="dense", method="matrix")
-    second = compress(tmp_path / "dense", tmp_path / "out", keep=0.4)
+    first = compress(
+        builtin_copy(tmp_path / "in"),
+        tmp_path / "dense",
+        Budget(keep=0.5),
+        method="matrix",
+        layout="dense",
+        what="attention",
+    )
+    second = compress(tmp_path / "dense", tmp_path / "out", Budget(keep=0.4), what="attention")
     assert (first.method, second.method) == ("matrix", "heads")
     readme = (tmp_path / "out" / "README.md").read_text()
     assert readme.count("> ") == 3
@@ -84,7 +91,7 @@ LOADED = {"bert": "BertModel", "gpt2_lm": "GPT2LMHeadModel", "t5_encoder": "T5En
 @pytest.mark.parametrize("name", LOADED)
 def test_the_code_in_the_report_loads_the_folder(name: str, layout: str, folders: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    report = compress(folders[name], tmp_path / "out", keep=0.5, layout=layout)
+    report = compress(folders[name], tmp_path / "out", Budget(keep=0.5), layout=layout, what="attention")
     scope: dict[str, Any] = {"folder": str(tmp_path / "out")}
     exec(report.load, scope)
     assert report.load.startswith("import transformers;") == (layout == "dense")
@@ -112,7 +119,7 @@ def test_what_was_kept_of_a_head_is_its_rank(compressed: Any) -> None:
 @pytest.mark.usefixtures("without_pictures")
 def test_heads_have_no_ranks_of_their_own_in_other_methods(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4, dtype="BF16")
-    report = compress(source, tmp_path / "out", keep=0.59, method="matrix")
+    report = compress(source, tmp_path / "out", Budget(keep=0.59), method="matrix", what="attention")
     assert {one.qk_kept for one in report.heads} == {one.ov_kept for one in report.heads} == {None}
     assert report.quality == {}
     assert report.bytes_after["attention"] == 2 * report.n_after
@@ -140,7 +147,7 @@ def test_the_page_holds_four_pictures_and_needs_nothing_else(compressed: Any) ->
 def test_the_page_states_the_numbers(compressed: Any) -> None:
     _, _, report = compressed
     text = Page((compressed[1] / PAGE).read_text()).text
-    for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.1%}", "heads", "pytorch_model.bin"):
+    for wanted in (f"{report.n_before:,}", f"{report.n_after:,}", f"{report.kept:.4f}", "heads", "pytorch_model.bin"):
         assert wanted in text
     assert report.source in text
     for one in report.layers:
@@ -171,7 +178,7 @@ def test_names_are_escaped(compressed: Any, tmp_path: Path) -> None:
 
 def test_a_folder_with_markup_in_its_name(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "<i>&amp;", "gpt2", d=16, n_heads=4)
-    compress(source, tmp_path / "out", keep=0.5)
+    compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     found = Page((tmp_path / "out" / PAGE).read_text())
     assert "i" not in {tag for tag, _ in found.tags}
     assert "<i>&amp;" in found.text
@@ -209,7 +216,7 @@ def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path
 @pytest.mark.usefixtures("without_pictures")
 def test_the_same_model_is_reported_without_error(tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4)
-    report = compress(source, tmp_path / "out", keep=1.0, method="matrix", layout="dense")
+    report = compress(source, tmp_path / "out", Budget(keep=1.0), method="matrix", layout="dense", what="attention")
     assert max(max(one.qk_error, one.ov_error) for one in [*report.layers, *report.heads]) < 1e-12
     assert report.n_after == report.n_before
     assert report.bytes_after == report.bytes_before

@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 from checkpoint_folders import random_folder
 from command_line import run_command
-from compressed_folders import n_attention
+from compressed_folders import by_options, n_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation
 from tnlib_adapters.compression.methods.other_matrices import Matrix
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
-from tnlib_adapters.compression.request import STORES, WHAT, Request
+from tnlib_adapters.compression.options import STORES
+from tnlib_adapters.compression.request import WHAT, Request
+from tnlib_adapters.compression.text import read_text
 
 from tnlib import ArgumentError
 
@@ -48,7 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "what": ({"keep": 0.5, "what": "heads"}, ("what must be one of", *WHAT, "'heads'")),
     "method": ({"keep": 0.5, "method": "fourier"}, ("method must be one of", *METHODS, "'fourier'")),
     "needs a text": ({"keep": 0.5, "method": "calibrated"}, ("needs a text", "'calibrated'", "calibrate")),
-    "no text": ({"keep": 0.5, "method": "cp", "calibrate": TEXT}, ("calibrate works with", *BY_TEXT, "'cp'")),
+    "no text": ({"keep": 0.5, "method": "cp", "calibrate": TEXT}, ("calibration works with", *BY_TEXT, "'cp'")),
     "cp": ({"max_error": 0.1, "method": "cp"}, ("max_error cannot be met by method 'cp'", "not known")),
     "flops": ({"flops": 2, "calibrate": TEXT}, ("flops must lie in (0, 1]", "got 2")),
     "flops without a text": ({"flops": 0.5}, ("flops works with method 'calibrated'", "got 'heads'", "--calibrate")),
@@ -61,7 +63,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"flops": 0.5, "layout": "dense", "calibrate": TEXT},
         ("flops must come with", "layout 'dense'"),
     ),
-    "statistics": ({"keep": 0.5, "statistics": SEEN}, ("statistics must come with the text",)),
+    "statistics": ({"keep": 0.5, "statistics": SEEN}, ("--statistics must come with --calibrate",)),
     **{
         f"{method} with a text": (
             {"max_error": 0.1, "method": method, "calibrate": TEXT},
@@ -69,8 +71,11 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         )
         for method in ("matrix", "heads")
     },
-    "calibration_tokens": ({"keep": 0.5, "calibrate": TEXT, "calibration_tokens": 1}, ("at least 2, got 1",)),
-    "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("must come with the text",)),
+    "calibration_tokens": (
+        {"keep": 0.5, "calibrate": TEXT, "calibration_tokens": 1},
+        ("at least 2, got 1",),
+    ),
+    "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("--calibration-tokens must come with",)),
     "statistics of a plain method": (
         {"keep": 0.5, "calibrate": TEXT, "statistics": SEEN, "method": "matrix"},
         ("statistics", "'matrix'", "leave statistics out"),
@@ -81,27 +86,27 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_goes_against_the_rest_is_refused(case: str, tmp_path: Path) -> None:
     asked, words = BAD[case]
-    with refused(ArgumentError, "compress: ", *words):
-        Request(**asked)
-    with refused(ArgumentError, "compress: ", *words):  # before the missing folder is looked for
-        compress(tmp_path / "nowhere", tmp_path / "out", **asked)
+    with refused(ArgumentError, *words):
+        Request.of(**by_options(**asked))
+    with refused(ArgumentError, *words):  # before the missing folder is looked for
+        compress(tmp_path / "nowhere", tmp_path / "out", **by_options(**asked))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_but_one_foretells(method: str) -> None:
     if method != "cp":
-        assert Request(max_error=0.1, method=method).max_error == 0.1
-    assert Request(keep=0.5, method=method).method == method
+        assert Request.of(Budget(max_error=0.1), method=method).budget.max_error == 0.1
+    assert Request.of(Budget(keep=0.5), method=method).method == method
 
 
 def test_models_that_cannot_do_it(tmp_path: Path) -> None:
     with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only", "'all'"):
-        Request(keep=0.5, what="all").check(open_checkpoint(builtin_path()))
+        Request.of(Budget(keep=0.5)).check(open_checkpoint(builtin_path()))
     prime = open_checkpoint(random_folder(tmp_path / "prime", d=13, n_heads=1))
     with refused(ArgumentError, "method 'ttm' cannot run", "13 is prime"):
-        Request(keep=0.5, method="ttm").check(prime)
-    Request(keep=0.5).check(prime)
+        Request.of(Budget(keep=0.5), what="attention", method="ttm").check(prime)
+    Request.of(Budget(keep=0.5)).check(prime)
 
 
 @pytest.mark.parametrize("method", BY_TEXT)
@@ -109,8 +114,27 @@ def test_a_text_needs_a_tokenizer(method: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some words\n" * 100)
     with refused(ArgumentError, "compress: a text needs a tokenizer", str(builtin_path()), "do without"):
         size = {"bits": 4} if BY_TEXT[method].in_bits else {"keep": 0.5}
-        compress(builtin_path(), tmp_path / "out", method=method, calibrate=tmp_path / "text.txt", **size)
+        compress(builtin_path(), tmp_path / "out", **by_options(method=method, calibrate=tmp_path / "text.txt", **size))
     assert not (tmp_path / "out").exists()
+
+
+def test_json_lines_are_the_text_that_they_hold(tmp_path: Path) -> None:
+    documents = ["one line", "two\nlines", "with \u2028 and \u00e9"]
+    file = tmp_path / "text.jsonl"
+    file.write_text("\n".join(json.dumps({"id": 3, "text": one}) for one in documents) + "\n\n")
+    assert read_text("compress", "calibration", file) == "\n".join(documents)
+    file.write_text("\n".join(json.dumps({"text": one}, ensure_ascii=False) for one in documents), encoding="utf-8")
+    assert read_text("compress", "calibration", file) == "\n".join(documents)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "3", '{"words": "a"}', '{"text": 3}', '["text"]', "[" * 10**5, '{"text": "\\ud800"}']
+)
+def test_other_json_lines_are_refused_by_their_number(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    file.write_text('{"text": "words"}\n\n' + line)
+    with refused(ArgumentError, "compress: calibration must have an object with a string", "in line 3 of", str(file)):
+        read_text("compress", "calibration", file)
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -125,7 +149,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_predicted_is_measured(method: str, source: Path, tmp_path: Path) -> None:
     for name, folder in (("bert", source), ("builtin", builtin_path())):
-        report = compress(folder, tmp_path / name, keep=0.5, method=method)
+        report = compress(folder, tmp_path / name, Budget(keep=0.5), method=method, what="attention")
         assert report.measure == "relative error"
         assert report.predicted is not None
         assert report.measured == pytest.approx(report.predicted, rel=1e-3)
@@ -134,7 +158,7 @@ def test_what_is_predicted_is_measured(method: str, source: Path, tmp_path: Path
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_curve_falls_and_passes_what_was_chosen(method: str, tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.5, method=method)
+    report = compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
     kept, errors = report.curve["kept"], report.curve["predicted"]
     assert len(kept) == len(errors) > 5
     assert all(a < b for a, b in itertools.pairwise(kept))
@@ -151,7 +175,7 @@ def test_the_curve_falls_and_passes_what_was_chosen(method: str, tmp_path: Path)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("allowed", [0.6, 0.2, 0.02])
 def test_the_smallest_size_within_an_error(method: str, allowed: float, tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", max_error=allowed, method=method)
+    report = compress(builtin_path(), tmp_path / "out", Budget(max_error=allowed), method=method, what="attention")
     assert (report.keep, report.max_error) == (None, allowed)
     assert report.predicted is not None
     assert report.measured is not None
@@ -165,33 +189,33 @@ def test_the_smallest_size_within_an_error(method: str, allowed: float, tmp_path
 
 
 def test_no_error_at_all_keeps_what_there_is(source: Path, tmp_path: Path) -> None:
-    report = compress(source, tmp_path / "out", max_error=0, method="matrix")
+    report = compress(source, tmp_path / "out", Budget(max_error=0), method="matrix", what="attention")
     assert report.kept == 1
     assert report.measured == 0
 
 
 def test_a_budget_caps_an_error(tmp_path: Path) -> None:
-    loose = compress(builtin_path(), tmp_path / "loose", max_error=0.3)
-    both = compress(builtin_path(), tmp_path / "both", max_error=0.3, keep=0.9)
+    loose = compress(builtin_path(), tmp_path / "loose", Budget(max_error=0.3), what="attention")
+    both = compress(builtin_path(), tmp_path / "both", Budget(max_error=0.3, keep=0.9), what="attention")
     assert both.n_after == loose.n_after
     assert both.keep == 0.9
     with refused(ArgumentError, "max_error=0.3 is reached by no allocation within 0.1", "the least is 0.", "keep more"):
-        compress(builtin_path(), tmp_path / "out", max_error=0.3, keep=0.1)
+        compress(builtin_path(), tmp_path / "out", Budget(max_error=0.3, keep=0.1), what="attention")
     with refused(ArgumentError, "max_error=0.3 is reached by no allocation", "none fits at all"):
-        compress(builtin_path(), tmp_path / "out", max_error=0.3, keep=0.001, method="matrix")
+        compress(builtin_path(), tmp_path / "out", Budget(max_error=0.3, keep=0.001), method="matrix", what="attention")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", True, 1j])
 def test_errors_that_are_none(value: Any, tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: max_error must be a number from 0 on", repr(value)):
-        compress(builtin_path(), tmp_path / "out", max_error=value)
+    with refused(ArgumentError, "Budget: max_error must be a number from 0 on", repr(value)):
+        compress(builtin_path(), tmp_path / "out", Budget(max_error=value), what="attention")
 
 
 def test_a_method_that_cannot_tell_says_so(tmp_path: Path) -> None:
     with refused(ArgumentError, "max_error cannot be met by method 'cp'"):
-        compress(builtin_path(), tmp_path / "out", max_error=0.3, method="cp")
-    report = compress(builtin_path(), tmp_path / "out", keep=0.1, method="cp")
+        compress(builtin_path(), tmp_path / "out", Budget(max_error=0.3), method="cp", what="attention")
+    report = compress(builtin_path(), tmp_path / "out", Budget(keep=0.1), method="cp", what="attention")
     assert report.predicted is None
     assert report.measured is not None
     assert report.curve == {"kept": [], "predicted": []}
@@ -247,7 +271,7 @@ def ranks_and_shapes(folder: Path) -> list[tuple[int, int, int]]:
 def test_a_model_is_within_its_budget(
     options: dict[str, Any], folders: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
-    report = compress(folders["bert"], tmp_path / "out", what="all", calibrate=text, **options)
+    report = compress(folders["bert"], tmp_path / "out", **by_options(what="all", calibrate=text, **options))
     assert report.flops["after"] <= 0.3 * report.flops["before"]
     assert report.n_after <= options.get("keep", 1.0) * report.n_before
     layers = ranks_and_shapes(tmp_path / "out")

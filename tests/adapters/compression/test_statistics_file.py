@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, Calibration, Run  # noqa: E402
 from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
@@ -66,20 +68,23 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
     keep = keep if bits is None else None
-    return tnlib_adapters.compress(source, out, keep=keep, bits=bits, calibrate=text, statistics=file, what=what)
+    return tnlib_adapters.compress(
+        source, out, Budget(keep=keep, bits=bits), calibration=Calibration(text, statistics=file), what=what
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
-def test_another_size_observes_nothing(folders, text, tmp_path, runs, what):
-    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what)
+@pytest.mark.parametrize("sizes", [({"keep": 0.5}, {"keep": 0.75}), ({"bits": 4}, {"bits": 5})])
+def test_another_size_observes_nothing(folders, text, tmp_path, runs, what, sizes):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what, **sizes[0])
     observed = runs.count
-    assert observed > 4
-    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", 0.75, what)
-    for bits in (4, 5):  # of the same statistics
-        report = compress(folders[0], tmp_path / f"{bits}", text, tmp_path / "seen", what=what, bits=bits)
-        assert report.method == "quantized"
+    assert observed > 2
+    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what=what, **sizes[1])
     assert runs.count == observed
+    other = {"bits": 4} if "keep" in sizes[0] else {"keep": 0.5}
+    with pytest.raises(ArgumentError, match=r"statistics .* another method"):
+        compress(folders[0], tmp_path / "c", text, tmp_path / "seen", what=what, **other)
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".partial")]
 
 
@@ -111,9 +116,13 @@ def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path
         compress(folders[1], tmp_path / "b", text, tmp_path / "seen")
     with pytest.raises(ArgumentError, match=r"another value of what"):
         compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what="all")
-    with pytest.raises(ArgumentError, match=r"calibration_tokens \d+, this being 8, in .*seen; name another file"):
+    with pytest.raises(ArgumentError, match=r"--calibration-tokens \d+, this being 8, in .*seen; name another file"):
         tnlib_adapters.compress(
-            folders[0], tmp_path / "b", keep=0.5, calibrate=text, statistics=tmp_path / "seen", calibration_tokens=8
+            folders[0],
+            tmp_path / "b",
+            Budget(keep=0.5),
+            calibration=Calibration(text, statistics=tmp_path / "seen", tokens=8),
+            what="attention",
         )
     text.write_text(made_up_text(seed=1), encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"another text"):
@@ -135,8 +144,6 @@ def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
         compress(folders[0], tmp_path / "out", text, tmp_path / "out" / "seen")
     with pytest.raises(ArgumentError, match="a folder that exists"):
         compress(folders[0], tmp_path / "out", text, tmp_path / "nowhere" / "seen")
-    with pytest.raises(ArgumentError, match="with the text of calibrate"):
-        tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.5, statistics=tmp_path / "seen")
     assert runs.count == 0
 
 
@@ -160,7 +167,7 @@ def test_statistics_of_another_version_are_refused(folders, text, tmp_path):
     entries = [Entry(name, info.dtype, info.read()) for name, info in tensors.items()]
     for _ in write_tensor_file(file, entries, metadata | {"version": "4"}):  # as 0.1 wrote them
         pass
-    with pytest.raises(FileFormatError, match="version 4, this is version 5"):
+    with pytest.raises(FileFormatError, match="version 4, this is version 6"):
         compress(folders[0], tmp_path / "b", text, file)
 
 
@@ -179,12 +186,12 @@ def test_a_spill_folder_is_resumed_and_removed(folders, text, tmp_path, runs):
     options = {"keep": 0.5, "calibrate": text, "spill": spill}
     runs.at = 20
     with pytest.raises(KeyboardInterrupt):
-        tnlib_adapters.compress(folders[0], tmp_path / "out", **options)
+        tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(**options))
     assert spill.is_dir()
     with pytest.raises(ArgumentError, match="must belong to this model, text and choice of weights"):
-        tnlib_adapters.compress(folders[1], tmp_path / "out", **options)
+        tnlib_adapters.compress(folders[1], tmp_path / "out", **by_options(**options))
     runs.at = -1
-    tnlib_adapters.compress(folders[0], tmp_path / "out", **options)
+    tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(**options))
     assert not spill.exists()
 
 
@@ -205,7 +212,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, 
 
     def run(out, spill, stop=None, **options):
         options = {"calibrate": text, "spill": spill, "progress": interrupt_at(stop), **options}
-        tnlib_adapters.compress(folders[0], tmp_path / out, **options)
+        tnlib_adapters.compress(folders[0], tmp_path / out, **by_options(**options))
 
     run("whole", tmp_path / "one", **size)
     fitted.clear()
@@ -234,10 +241,10 @@ def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
 
     options = {"calibrate": text, "spill": tmp_path / "spill"}
     with pytest.raises(KeyboardInterrupt):
-        tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.5, progress=stop, **options)
+        tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(keep=0.5, progress=stop, **options))
     assert (tmp_path / "spill" / "fitted0.safetensors").exists()
-    tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.4, **options)
-    tnlib_adapters.compress(folders[0], tmp_path / "direct", keep=0.4, calibrate=text)
+    tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(keep=0.4, **options))
+    tnlib_adapters.compress(folders[0], tmp_path / "direct", Budget(keep=0.4), calibration=text, what="attention")
     direct, gone_on = weights(tmp_path / "direct"), weights(tmp_path / "out")
     for name, values in direct.items():
         np.testing.assert_array_equal(gone_on[name], values)
@@ -253,6 +260,13 @@ def test_a_folder_of_other_files_is_no_spill(folders, text, tmp_path, runs):
         (text, "an empty one or that of an interrupted run"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            tnlib_adapters.compress(folders[0], tmp_path / "out", keep=0.5, calibrate=text, spill=spill)
+            tnlib_adapters.compress(
+                folders[0],
+                tmp_path / "out",
+                Budget(keep=0.5),
+                calibration=text,
+                what="attention",
+                run=Run(folder=spill),
+            )
     assert (tmp_path / "mine" / "notes").read_text() == "precious"
     assert runs.count == 0

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
 import tnlib_adapters.transformers_plugin  # noqa: F401 - registers the layout
+from compressed_folders import by_options
 from tnlib_adapters import builtin_path, compress, evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pictures")]
@@ -43,7 +44,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def error(source: Path, out: Path, text: Path, **arguments: Any) -> float:
-    compress(source, out, force=True, **arguments)
+    compress(source, out, **by_options(force=True, **arguments))
     return evaluate(source, out, text).error
 
 

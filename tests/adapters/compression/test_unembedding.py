@@ -15,9 +15,9 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402
 from checkpoint_folders import change_config, change_tensors  # noqa: E402
-from compressed_folders import read_config  # noqa: E402
+from compressed_folders import by_options, read_config  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
-from tnlib_adapters import builtin_path, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.whitening import factorise_tied_on  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
@@ -73,7 +73,7 @@ def test_a_folder_counts_every_matrix_once_and_computes_the_same(
     name: str, store: str, folders: Any, tmp_path: Path
 ) -> None:
     model, out, keep = random_model(name), tmp_path / "out", 0.1 if name == "gptj" else 0.12
-    report = tnlib_adapters.compress(folders[name], out, keep=keep, what="all", method="matrix", store=store)
+    report = tnlib_adapters.compress(folders[name], out, Budget(keep=keep, store=store), what="all", method="matrix")
     assert keep - 0.01 <= report.kept <= keep
     assert report.measured == pytest.approx(report.predicted, abs=0.02)
     assert report.left_dense == {}
@@ -107,7 +107,9 @@ def test_a_folder_counts_every_matrix_once_and_computes_the_same(
 
 def test_an_unembedding_counts_as_the_whole_stream(folders: Any, tmp_path: Path) -> None:
     """Counted like one matrix of a layer, a table of many rows is truncated to next to nothing."""
-    report = tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", keep=0.75, what="all", method="matrix")
+    report = tnlib_adapters.compress(
+        builtin_path("llama"), tmp_path / "out", Budget(keep=0.75), what="all", method="matrix"
+    )
     table = report.matrices[-1]
     assert (table.role, table.kind) == ("embedding and unembedding", "dense")
     factorisation = factorise(open_checkpoint(folders["llama"]), "matrix", what="all")
@@ -120,7 +122,7 @@ def test_an_unembedding_counts_as_the_whole_stream(folders: Any, tmp_path: Path)
 def test_with_a_text(method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     model, out = random_model(name), tmp_path / "out"
     options = {"keep": 0.2, "what": "all", "method": method, "calibrate": text}
-    report = tnlib_adapters.compress(folders[name], out, **options)
+    report = tnlib_adapters.compress(folders[name], out, **by_options(**options))
     assert 0.19 <= report.kept <= 0.2
     kinds = {matrix.role: matrix.kind for matrix in report.matrices if matrix.role != "feed-forward"}
     assert set(kinds.values()) <= {"low_rank", "interpolative", "dense"}
@@ -128,12 +130,12 @@ def test_with_a_text(method: str, name: str, folders: Any, text: Path, tmp_path:
         assert kinds["embedding"] in ("low_rank", "dense")
     tokens = inputs(model)
     close(outputs(loaded_like(model, out), tokens), reference(out, tokens))
-    tnlib_adapters.compress(folders[name], tmp_path / "dense", **options, layout="dense")
+    tnlib_adapters.compress(folders[name], tmp_path / "dense", **by_options(layout="dense", **options))
     close(reference(tmp_path / "dense", tokens), reference(out, tokens), 1e-4)
 
 
 def test_tied_factors_train_as_one(folders: Any, tmp_path: Path) -> None:
-    tnlib_adapters.compress(folders["gpt2_lm"], tmp_path / "out", keep=0.1, what="all", method="matrix")
+    tnlib_adapters.compress(folders["gpt2_lm"], tmp_path / "out", Budget(keep=0.1), what="all", method="matrix")
     small = loaded_like(random_model("gpt2_lm"), tmp_path / "out")
     left = small.transformer.wte.left
     assert [name for name, _ in small.named_parameters() if "lm_head" in name] == []
@@ -151,7 +153,7 @@ def test_half_precision_is_scaled_as_transformers_does(tmp_path: Path) -> None:
     """sqrt(24) is rounded to bfloat16 before it is multiplied."""
     model = random_model("gemma")
     folder, tokens = save_with_tokenizer(model.bfloat16(), tmp_path / "in"), inputs(model)
-    tnlib_adapters.compress(folder, tmp_path / "out", keep=0.1, what="all", method="matrix")
+    tnlib_adapters.compress(folder, tmp_path / "out", Budget(keep=0.1), what="all", method="matrix")
     small = loaded_like(model, tmp_path / "out")
     ids = torch.from_numpy(tokens)
     rows = small.get_input_embeddings().factors.look_up(ids)
@@ -165,7 +167,7 @@ def test_half_precision_is_scaled_as_transformers_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
 def test_the_part_without_a_head_loads(name: str, folders: Any, tmp_path: Path) -> None:
-    tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.12, what="all", method="matrix")
+    tnlib_adapters.compress(folders[name], tmp_path / "out", Budget(keep=0.12), what="all", method="matrix")
     tokens = inputs(random_model(name))
     with torch.no_grad():
         hidden = AutoModel.from_pretrained(tmp_path / "out").eval()(torch.from_numpy(tokens)).last_hidden_state
@@ -174,7 +176,7 @@ def test_the_part_without_a_head_loads(name: str, folders: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "gptj"])
 def test_plain_bytes_are_those_of_the_folder(name: str, folders: Any, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(folders[name], tmp_path, keep=1, method="matrix", what="all", store="int8")
+    report = tnlib_adapters.compress(folders[name], tmp_path, Budget(keep=1, store="int8"), what="all", method="matrix")
     modules = [matrix.module for matrix in report.matrices]
     assert report.compressed(report.bytes_after) == plain_bytes(open_checkpoint(folders[name]), "all", modules)
 
@@ -185,9 +187,9 @@ def test_plain_bytes_are_those_of_the_folder(name: str, folders: Any, tmp_path: 
 @pytest.mark.parametrize("name", ["bert_masked", "roberta"])
 def test_predictions_of_masked_tokens_share_the_factors(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     model, options = random_model(name), {"keep": 0.12, "what": "all", "method": "matrix"}
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", **options)
+    report = tnlib_adapters.compress(folders[name], tmp_path / "out", **by_options(**options))
     assert (report.matrices[-1].role, report.matrices[-1].kind) == ("embedding", "low_rank")
-    tnlib_adapters.compress(folders[name], tmp_path / "dense", **options, layout="dense")
+    tnlib_adapters.compress(folders[name], tmp_path / "dense", **by_options(layout="dense", **options))
     tokens = inputs(model)
     wanted = outputs(loaded_like(model, tmp_path / "dense"), tokens)
     small = loaded_like(model, tmp_path / "out")
@@ -196,7 +198,7 @@ def test_predictions_of_masked_tokens_share_the_factors(name: str, folders: Any,
     close(outputs(dense, tokens), wanted)
     assert dense.get_output_embeddings().weight is dense.get_input_embeddings().weight
 
-    report = tnlib_adapters.compress(folders[name], tmp_path / "text", **options, calibrate=text)
+    report = tnlib_adapters.compress(folders[name], tmp_path / "text", **by_options(calibrate=text, **options))
     assert report.left_dense == {
         "embeddings.word_embeddings": "it also predicts masked tokens, which calibration does not run"
     }
@@ -209,10 +211,10 @@ def test_predictions_of_masked_tokens_share_the_factors(name: str, folders: Any,
 def test_two_tables_that_config_json_ties_stay(tmp_path: Path) -> None:
     folder = save_with_tokenizer(random_model("llama"), tmp_path / "in")
     change_config(folder, tie_word_embeddings=True)
-    report = tnlib_adapters.compress(folder, tmp_path / "out", keep=0.5, what="all", method="matrix")
+    report = tnlib_adapters.compress(folder, tmp_path / "out", Budget(keep=0.5), what="all", method="matrix")
     assert set(report.left_dense) == {"embed_tokens", "lm_head"}
     change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
-    report = tnlib_adapters.compress(folder, tmp_path / "one", keep=0.12, what="all", method="matrix")
+    report = tnlib_adapters.compress(folder, tmp_path / "one", Budget(keep=0.12), what="all", method="matrix")
     assert report.left_dense == {}
     assert report.matrices[-1].role == "embedding and unembedding"
     assert "embed_tokens" in read_config(tmp_path / "one")["quantization_config"]["modules"]
@@ -220,7 +222,9 @@ def test_two_tables_that_config_json_ties_stay(tmp_path: Path) -> None:
 
 def test_attention_and_mlp_have_no_tables(folders: Any, tmp_path: Path) -> None:
     for what in ("attention", "mlp"):
-        report = tnlib_adapters.compress(folders["llama"], tmp_path / what, keep=0.5, what=what, method="matrix")
+        report = tnlib_adapters.compress(
+            folders["llama"], tmp_path / what, Budget(keep=0.5), what=what, method="matrix"
+        )
         assert {matrix.role for matrix in report.matrices} == ({"feed-forward"} if what == "mlp" else set())
         assert report.left_dense == {}
 

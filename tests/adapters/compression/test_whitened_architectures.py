@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate  # noqa: E402
 from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
@@ -119,7 +120,7 @@ def test_a_text_helps_and_factors_compute_what_their_product_does(
     model, _ = saved(name)
     source = save_with_tokenizer(model, tmp_path / "in")
     for out, options in (("plain", {}), ("calibrated", {"calibrate": text})):
-        report = compress(source, tmp_path / out, keep=0.6, **options)
+        report = compress(source, tmp_path / out, **by_options(keep=0.6, **options))
         assert 0.59 <= report.kept <= 0.6
     before, after = (
         sum(tensor.values.size for tensor in read_tensors(folder).values())
@@ -143,5 +144,5 @@ def _unit_rows(folder: Path) -> int:
 
 def test_images_have_no_text(saved: Callable[[str], tuple[Any, Path]], text: Path, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress", "must read text", "vit", "images"):
-        compress(saved("vit")[1], tmp_path / "out", keep=0.5, calibrate=text)
+        compress(saved("vit")[1], tmp_path / "out", Budget(keep=0.5), calibration=text, what="attention")
     assert not (tmp_path / "out").exists()

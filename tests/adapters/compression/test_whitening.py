@@ -16,7 +16,7 @@ pytest.importorskip("tokenizers")
 import tnlib_adapters
 import tnlib_adapters.transformers_plugin  # registers the layout
 from oracles import refused
-from tnlib_adapters import evaluate, open_checkpoint
+from tnlib_adapters import Budget, evaluate, open_checkpoint
 from tnlib_adapters.compression.calibration.whitening import Whitened, inputs_of_text
 from tnlib_adapters.compression.methods.components import Inputs
 from tnlib_adapters.compression.methods.factorise import factorise_layer
@@ -139,11 +139,13 @@ def test_inputs_that_never_leave_a_plane(method: str) -> None:
 def test_a_folder_reloads_and_lies_nearer_than_the_plain_one(
     method: str, name: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
-    report = tnlib_adapters.compress(folders[name], tmp_path / "out", keep=0.5, method=method, calibrate=text)
+    report = tnlib_adapters.compress(
+        folders[name], tmp_path / "out", Budget(keep=0.5), calibration=text, method=method, what="attention"
+    )
     assert 0.49 <= report.kept <= 0.5
     assert report.predicted is None
     assert report.measured is not None
-    tnlib_adapters.compress(folders[name], tmp_path / "plain", keep=0.5, method=method)
+    tnlib_adapters.compress(folders[name], tmp_path / "plain", Budget(keep=0.5), method=method, what="attention")
     found, other = (evaluate(folders[name], tmp_path / out, text).error for out in ("out", "plain"))
     assert found < 1.05 * other  # weights at random: there is little to see
     assert open_checkpoint(tmp_path / "out").attention(0).n_heads > 0
@@ -177,13 +179,17 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
     short = tmp_path / "short"
     short.write_text("w1 w2 w3\n")
     with refused(ArgumentError, "too few; add text"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="heads", calibrate=short)
+        tnlib_adapters.compress(
+            folders["bert"], out, Budget(keep=0.5), calibration=short, method="heads", what="attention"
+        )
     with refused(ArgumentError, "method 'calibrated' needs a text"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="calibrated")
+        tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), method="calibrated", what="attention")
     for method in ("heads", "ttm", "tucker"):
         with refused(ArgumentError, f"max_error cannot be met by method {method!r} with a text"):
-            tnlib_adapters.compress(folders["bert"], out, max_error=0.1, method=method, calibrate=text)
+            tnlib_adapters.compress(
+                folders["bert"], out, Budget(max_error=0.1), calibration=text, method=method, what="attention"
+            )
     known = "'calibrated', 'quantized', 'heads', 'matrix', 'ttm', 'tucker'"
-    with refused(ArgumentError, f"calibrate works with method {known}, got 'cp'"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, method="cp", calibrate=text)
+    with refused(ArgumentError, f"calibration works with method {known}, got 'cp'"):
+        tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), calibration=text, method="cp", what="attention")
     assert not out.exists()

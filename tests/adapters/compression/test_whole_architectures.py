@@ -14,8 +14,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 import tnlib_adapters  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
-from tnlib_adapters import open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from transformers_models import (  # noqa: E402
     MODELS,
@@ -37,7 +38,7 @@ DECODERS = ("t5", "t5_untied")  # behind an encoder: models of two texts
 
 def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> None:
     """Compress all of a model; reloaded, saved again and multiplied out it computes the same."""
-    report = tnlib_adapters.compress(folder, out / "small", what="all", calibrate=text, **budget)
+    report = tnlib_adapters.compress(folder, out / "small", **by_options(what="all", calibrate=text, **budget))
     if "keep" in budget:
         assert 0.59 <= report.kept <= 0.6
     else:
@@ -52,7 +53,9 @@ def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> N
     np.testing.assert_allclose(outputs(loaded_like(model, out / "again"), x), wanted, atol=1e-5 * size)
     small.dequantize().save_pretrained(out / "dense")
     np.testing.assert_allclose(outputs(loaded_like(model, out / "dense"), x), wanted, atol=1e-4 * size)
-    tnlib_adapters.compress(folder, out / "multiplied", what="all", calibrate=text, layout="dense", **budget)
+    tnlib_adapters.compress(
+        folder, out / "multiplied", **by_options(what="all", calibrate=text, layout="dense", **budget)
+    )
     np.testing.assert_allclose(outputs(loaded_like(model, out / "multiplied"), x), wanted, atol=1e-4 * size)
 
 
@@ -85,10 +88,10 @@ def test_experts_stay(name: str, text: Path, tmp_path: Path) -> None:
     folder = save_with_tokenizer(model, tmp_path / "model")
     for what in ("mlp", "all"):
         with refused(ArgumentError, "compress: what must be 'attention'", "experts a layer", ".experts.0."):
-            tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, what=what, method="matrix")
-    report = tnlib_adapters.compress(folder, tmp_path / "small", keep=0.6, calibrate=text)
+            tnlib_adapters.compress(folder, tmp_path / "none", Budget(keep=0.6), what=what, method="matrix")
+    report = tnlib_adapters.compress(folder, tmp_path / "small", Budget(keep=0.6), calibration=text, what="attention")
     assert 0.59 <= report.kept <= 0.6
-    tnlib_adapters.compress(folder, tmp_path / "rounded", bits=4, calibrate=text)
+    tnlib_adapters.compress(folder, tmp_path / "rounded", Budget(bits=4), calibration=text, what="attention")
     for out in ("small", "rounded"):
         x, small = inputs(model), loaded_like(model, tmp_path / out)
         wanted = outputs(small, x)
@@ -107,10 +110,10 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
     model = random_model(name)
     folder = save_with_tokenizer(model, tmp_path / "model")
     for what in ("attention", "all"):
-        for method in ("", "heads", "tucker", "cp"):
+        for method in (None, "heads", "tucker", "cp"):
             known = "'calibrated' or 'quantized' or 'matrix' or 'ttm'"
             with refused(ArgumentError, f"compress: method must be {known}", "latent vectors"):
-                tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, what=what, method=method)
+                tnlib_adapters.compress(folder, tmp_path / "none", Budget(keep=0.6), what=what, method=method)
     checkpoint = open_checkpoint(folder)
     x, matrices = inputs(model), names_of(checkpoint, "attention")
     assert len(matrices) == 2 * (4 if checkpoint.config["q_lora_rank"] is None else 5)
@@ -128,7 +131,7 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
     ):
         out = tmp_path / str(k)
         in_bits = "bits" in options
-        report = tnlib_adapters.compress(folder, out, keep=None if in_bits else 0.6, what=what, **options)
+        report = tnlib_adapters.compress(folder, out, **by_options(keep=None if in_bits else 0.6, what=what, **options))
         assert in_bits or 0.59 <= report.kept <= 0.6
         layers = [(layer.n_before, layer.n_after) for layer in report.layers]
         if what == "attention":
@@ -152,7 +155,9 @@ def test_calibration_weights_the_inputs_of_latent_maps(folders: Any, text: Path,
     source, errors = folders["deepseek_v2"], []
     for calibrate in (None, text):
         out = tmp_path / ("plain" if calibrate is None else "whitened")
-        tnlib_adapters.compress(source, out, keep=0.85, method="matrix", calibrate=calibrate)
+        tnlib_adapters.compress(
+            source, out, Budget(keep=0.85), calibration=calibrate, method="matrix", what="attention"
+        )
         errors.append(tnlib_adapters.evaluate(source, out, text).error)
     assert errors[1] < 0.5 * errors[0]  # a third is measured
 
@@ -162,7 +167,12 @@ def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Pa
     model = random_model(name)
     folder = save_with_tokenizer(model, tmp_path / "model")
     for function, call in (
-        ("compress", lambda: tnlib_adapters.compress(folder, tmp_path / "none", keep=0.6, calibrate=text)),
+        (
+            "compress",
+            lambda: tnlib_adapters.compress(
+                folder, tmp_path / "none", Budget(keep=0.6), calibration=text, what="attention"
+            ),
+        ),
         ("evaluate", lambda: tnlib_adapters.evaluate(folder, folder, text)),
     ):
         with refused(ArgumentError, f"{function}: IN must be a model of one stack to read a text, got a t5"):
@@ -170,7 +180,7 @@ def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Pa
     x = inputs(model)
     for k, (what, method, store) in enumerate((("attention", "heads", "int8"), ("all", "matrix", "float"))):
         out = tmp_path / str(k)
-        report = tnlib_adapters.compress(folder, out, keep=0.6, what=what, method=method, store=store)
+        report = tnlib_adapters.compress(folder, out, Budget(keep=0.6, store=store), what=what, method=method)
         assert 0.59 <= report.kept <= 0.6
         assert len(report.layers) == open_checkpoint(folder).n_layers
         assert report.measured == pytest.approx(report.predicted, rel=0.02)
@@ -187,7 +197,10 @@ def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Pa
 def test_without_a_head_predictions_do_not_count(folders: Any, text: Path, tmp_path: Path) -> None:
     """A head that is not in the folder would be made at random, another one every time."""
     reports = [
-        tnlib_adapters.compress(folders["llama_base"], tmp_path / f"{k}", keep=0.5, calibrate=text) for k in range(2)
+        tnlib_adapters.compress(
+            folders["llama_base"], tmp_path / f"{k}", Budget(keep=0.5), calibration=text, what="attention"
+        )
+        for k in range(2)
     ]
     assert [report.measure for report in reports] == ["1 - cosine"] * 2
     assert reports[0].measured == reports[1].measured
@@ -199,6 +212,6 @@ def test_nearly_nothing_is_kept(folders: Any, text: Path, tmp_path: Path) -> Non
     for name in ("gpt_neox", "llama"):
         for keep in (0.05, 0.08, 0.11):
             out = tmp_path / f"{name}-{keep}"
-            report = tnlib_adapters.compress(folders[name], out, keep=keep, what="all", calibrate=text)
+            report = tnlib_adapters.compress(folders[name], out, Budget(keep=keep), calibration=text, what="all")
             assert report.kept <= keep
             assert np.isfinite(list(report.quality.values())).all()

@@ -18,10 +18,11 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
-from compressed_folders import read_config  # noqa: E402
+from compressed_folders import by_options, read_config  # noqa: E402
 from oracles import refused  # noqa: E402
-from tnlib_adapters import builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
@@ -102,11 +103,11 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = names_of(checkpoint, "all")
-    _, matrices = calibrated_parts(checkpoint, before, before.batches(text), what="all")
+    parts = collect_calibration(checkpoint, before, before.batches(text), weighed_parts, what="all")
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 
     for chosen in (names[1], names[-1]):
-        one = matrices[names.index(chosen)]
+        one = parts[chosen].load()
         left, right = one.components.left, one.components.right
         loss = float(one.curves[0].errors[0] - one.curves[0].errors[1])  # of the component that matters most
         turn, module = 0.05, find_module(after.model, chosen)
@@ -130,7 +131,7 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     store: str, what: str, name: str, folders: Any, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = tnlib_adapters.compress(source, out, keep=0.5, method="matrix", what=what, store=store)
+    report = tnlib_adapters.compress(source, out, Budget(keep=0.5, store=store), what=what, method="matrix")
     before = open_checkpoint(source)
     names = names_of(before, what)
     attention = 0 if what == "mlp" else sum(layer.n_before for layer in report.layers)
@@ -170,7 +171,9 @@ def test_tt_matrices_outside_the_attention(
     """The feed-forward weights are TT-matrices, the embeddings, whose rows are looked up, products of low rank."""
     source, out = folders["bert"], tmp_path / "out"
     options = {"calibrate": text} if calibrated else {}
-    report = tnlib_adapters.compress(source, out, keep=0.5, method="ttm", what=what, store=store, **options)
+    report = tnlib_adapters.compress(
+        source, out, **by_options(keep=0.5, method="ttm", what=what, store=store, **options)
+    )
     assert 0.49 <= report.kept <= 0.5
     if not calibrated:
         assert report.measured == pytest.approx(report.predicted, abs=0.02)
@@ -188,7 +191,7 @@ def test_tt_matrices_outside_the_attention(
 @pytest.mark.parametrize("method", ["heads", "tucker", "cp"])
 def test_methods_of_the_attention_refuse_other_weights(method: str, tmp_path: Path) -> None:
     with refused(ArgumentError, "compress: what='mlp' works with method", repr(method), "pass method='matrix'"):
-        tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", keep=0.5, what="mlp", method=method)
+        tnlib_adapters.compress(builtin_path("llama"), tmp_path / "out", Budget(keep=0.5), what="mlp", method=method)
     assert not list(tmp_path.iterdir())
 
 
@@ -210,7 +213,9 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
     tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
     found = []
     for layout in ("factored", "dense"):
-        tnlib_adapters.compress(folders[name], tmp_path / layout, keep=0.5, method="matrix", what="all", layout=layout)
+        tnlib_adapters.compress(
+            folders[name], tmp_path / layout, Budget(keep=0.5), what="all", method="matrix", layout=layout
+        )
         found.append(run(open_checkpoint(tmp_path / layout), tokens).hidden)
     np.testing.assert_allclose(found[0], found[1], atol=1e-4 * np.abs(found[0]).max())
     assert "quantization_config" not in read_config(tmp_path / "dense")
@@ -226,13 +231,13 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
 )
 def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = tnlib_adapters.compress(source, out, keep=0.5, method=method, what=what, calibrate=text)
+    report = tnlib_adapters.compress(source, out, Budget(keep=0.5), calibration=text, what=what, method=method)
     assert 0.49 <= report.kept <= 0.5
     assert report.measured is not None
     assert (report.predicted is None) == (method != "calibrated")
     assert report.plain_bytes == plain_bytes(open_checkpoint(source), what, names_of(open_checkpoint(source), what))
     plain = ("matrix" if what == "mlp" else "heads") if method == "calibrated" else method
-    tnlib_adapters.compress(source, tmp_path / "plain", keep=0.5, method=plain, what=what)
+    tnlib_adapters.compress(source, tmp_path / "plain", Budget(keep=0.5), what=what, method=plain)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
 
 
@@ -242,7 +247,7 @@ def test_fitted_factors_reload_and_compute_the_same(
     name: str, store: str, folders: Any, text: Path, tmp_path: Path
 ) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = tnlib_adapters.compress(source, out, keep=0.3, what="all", store=store, calibrate=text)
+    report = tnlib_adapters.compress(source, out, Budget(keep=0.3, store=store), calibration=text, what="all")
     before, modules = open_checkpoint(source), read_config(out)["quantization_config"]["modules"]
     assert {told["kind"] for name, told in modules.items() if not before.wiring.is_embedding(name)} <= {
         "interpolative",
@@ -274,14 +279,14 @@ def test_the_fit_of_a_block_brings_it_nearer(
     found = []
     for steps in (0, 20):
         few_steps(monkeypatch, steps)
-        tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", keep=0.4, what=what, calibrate=text)
+        tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", Budget(keep=0.4), calibration=text, what=what)
         found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
     assert found[1] < found[0]
 
 
 def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="all", calibrate=text)
+    tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), calibration=text, what="all")
     config = read_config(out)
     modules = config["quantization_config"]["modules"]
     name = next(name for name, told in modules.items() if told["kind"] == "interpolative" and len(told["rows"]) > 1)
@@ -304,7 +309,7 @@ def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_
 @pytest.mark.parametrize("what", mostly_slow(["attention", "mlp", "all"], ["all"]))
 def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any, text: Path, tmp_path: Path) -> None:
     reports = [
-        tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", max_error=e, what=what, calibrate=text)
+        tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", Budget(max_error=e), calibration=text, what=what)
         for e in (1e-3, 1e-5)
     ]
     for report, allowed in zip(reports, (1e-3, 1e-5), strict=True):
@@ -317,7 +322,7 @@ def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any,
 
 
 def test_everything_kept_is_nothing_changed(folders: Any, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", keep=1, method="matrix", what="mlp")
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=1), what="mlp", method="matrix")
     assert report.kept == 1
     before, after = (open_checkpoint(folder).folder.tensors for folder in (folders["bert"], tmp_path / "out"))
     assert before.keys() == after.keys()
@@ -328,7 +333,7 @@ def test_everything_kept_is_nothing_changed(folders: Any, tmp_path: Path) -> Non
 def test_plain_bytes_are_those_of_the_folder(folders: Any, tmp_path: Path) -> None:
     for name in ("bert", "gpt2_lm"):
         out = tmp_path / name
-        report = tnlib_adapters.compress(folders[name], out, keep=1, method="matrix", what="all", store="int8")
+        report = tnlib_adapters.compress(folders[name], out, Budget(keep=1, store="int8"), what="all", method="matrix")
         assert report.compressed(report.bytes_after) == report.plain_bytes
 
 
@@ -342,14 +347,14 @@ def test_all_of_a_model_of_text(folders: Any) -> None:
 
 def test_what_is_off_is_refused(folders: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with refused(ArgumentError, "compress: what must be one of attention, mlp, all", "'norms'"):
-        tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="norms")
+    with refused(ArgumentError, "compress: what must be one of all, attention, mlp", "'norms'"):
+        tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), what="norms")
     with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only"):
-        tnlib_adapters.compress(builtin_path(), out, keep=0.5, what="mlp")
+        tnlib_adapters.compress(builtin_path(), out, Budget(keep=0.5), what="mlp")
     assert not out.exists()
-    tnlib_adapters.compress(folders["bert"], out, keep=0.5, what="mlp", method="matrix")
+    tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), what="mlp", method="matrix")
     with refused(ArgumentError, "must not be compressed already"):
-        tnlib_adapters.compress(out, tmp_path / "twice", keep=0.5)
+        tnlib_adapters.compress(out, tmp_path / "twice", Budget(keep=0.5), what="attention")
     config = read_config(out)
     next(iter(config["quantization_config"]["modules"].values()))["shapes"]["left"] = [3, 3]
     (out / "config.json").write_text(json.dumps(config))

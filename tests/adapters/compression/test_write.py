@@ -25,7 +25,7 @@ from compressed_folders import (
 from oracles import refused
 from safetensors.numpy import load_file, save_file
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, compress, open_checkpoint, save_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint, save_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.write import encode_in_range as encoded
 
@@ -69,7 +69,7 @@ def test_what_is_stored_lies_at_most_one_percent_under_keep(
     before, untouched = n_attention(source), digest(source)
     for keep in KEEPS.get(name, SMALL):
         out = tmp_path / f"{keep}"
-        report = compress(source, out, keep=keep, method=method)
+        report = compress(source, out, Budget(keep=keep), method=method, what="attention")
         after = n_attention(out)
         assert (keep - 0.01) * before <= after <= keep * before
         assert (report.n_before, report.n_after, report.kept) == (before, after, after / before)
@@ -82,7 +82,7 @@ def test_what_is_stored_lies_at_most_one_percent_under_keep(
 
 def test_a_head_may_lose_all_it_has(tmp_path: Path) -> None:
     """Factors of rank 0 are tensors without numbers."""
-    report = compress(builtin_path(), tmp_path / "out", keep=0.005)
+    report = compress(builtin_path(), tmp_path / "out", Budget(keep=0.005), what="attention")
     assert n_attention(tmp_path / "out") == report.n_after == 128  # the two output biases
     assert report.layers[0].qk_error == pytest.approx(1)
     for layer in range(2):
@@ -112,7 +112,9 @@ def test_half_precision_stays_half(
     """Factors are rounded once, and the report measures what rounding did."""
     saved_as(tmp_path / "in", dtype)
     keep = 1.0 if method != "cp" else 0.8
-    report = compress(tmp_path / "in", tmp_path / "out", keep=keep, method=method, layout=layout)
+    report = compress(
+        tmp_path / "in", tmp_path / "out", Budget(keep=keep), method=method, layout=layout, what="attention"
+    )
     tensors = read_tensors(tmp_path / "out")
     assert {tensor.dtype for tensor in tensors.values()} == {short}
     if layout == "factored":
@@ -129,7 +131,7 @@ def test_half_precision_stays_half(
 def test_shards_stay_shards(method: str, dtype: str, layout: str, tmp_path: Path) -> None:
     saved_as(tmp_path / "in", dtype, max_shard_size="12KB")
     source, out = tmp_path / "in", tmp_path / "out"
-    compress(source, out, keep=0.5, method=method, layout=layout)
+    compress(source, out, Budget(keep=0.5), method=method, layout=layout, what="attention")
     index, was = read_index(out), read_index(source)
     assert index is not None
     assert was is not None
@@ -146,7 +148,7 @@ def test_shards_stay_shards(method: str, dtype: str, layout: str, tmp_path: Path
             assert index["weight_map"][name] == file
     single = tmp_path / "single"
     saved_as(single, dtype)
-    compress(single, tmp_path / "one", keep=0.5, method=method, layout=layout)
+    compress(single, tmp_path / "one", Budget(keep=0.5), method=method, layout=layout, what="attention")
     for name, tensor in read_tensors(tmp_path / "one").items():
         np.testing.assert_array_equal(tensor.values, read_tensors(out)[name].values)
 
@@ -161,7 +163,7 @@ def test_a_shard_of_attention_alone_leaves_no_empty_file(tmp_path: Path) -> None
         save_file({name: tensors[name] for name in tensors if files[name] == file}, source / file)
     (source / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}))
     for layout in ("factored", "dense"):
-        compress(source, tmp_path / layout, keep=0.5, layout=layout)
+        compress(source, tmp_path / layout, Budget(keep=0.5), layout=layout, what="attention")
         index = read_index(tmp_path / layout)
         assert index is not None
         assert set(index["weight_map"].values()) == {"one.safetensors"}
@@ -172,7 +174,7 @@ def test_a_shard_of_attention_alone_leaves_no_empty_file(tmp_path: Path) -> None
 def test_an_index_beside_a_single_file_is_made_to_fit(tmp_path: Path) -> None:
     source = builtin_copy(tmp_path / "in")
     (source / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(read_tensors(source), WEIGHTS)}))
-    compress(source, tmp_path / "out", keep=0.5)
+    compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     index = read_index(tmp_path / "out")
     assert index is not None
     assert index["weight_map"] == dict.fromkeys(read_file(tmp_path / "out" / WEIGHTS), WEIGHTS)
@@ -190,7 +192,7 @@ def test_tensors_of_other_kinds_are_copied_bit_for_bit(tmp_path: Path) -> None:
         "wide": np.array([1e300, 5e-324]),
     }
     change_tensors(source, lambda tensors: tensors.update(others))
-    compress(source, tmp_path / "out", keep=0.5)
+    compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     found = load_file(tmp_path / "out" / WEIGHTS)
     for name, value in others.items():
         assert found[name].dtype == value.dtype
@@ -214,7 +216,7 @@ def test_metadata_is_kept(values: dict[str, str] | None, wanted: dict[str, str],
     """transformers refuses a file without a format."""
     source = builtin_copy(tmp_path / "in")
     with_metadata(source, values)
-    compress(source, tmp_path / "out", keep=0.5)
+    compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     assert metadata(tmp_path / "out" / WEIGHTS) == wanted
 
 
@@ -250,17 +252,19 @@ def test_numbers_beyond_the_dtype_are_refused_by_name(method: str, layout: str, 
     untouched = digest(source)
     if gathers:
         with refused(ArgumentError, "compress: tensor 'layers.0.attention.tnlib.q", "dtype F16", "F32"):
-            compress(source, tmp_path / "out", keep=0.6, method=method, layout=layout)
+            compress(source, tmp_path / "out", Budget(keep=0.6), method=method, layout=layout, what="attention")
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
     else:
-        compress(source, tmp_path / "out", keep=0.6, method=method, layout=layout)
+        compress(source, tmp_path / "out", Budget(keep=0.6), method=method, layout=layout, what="attention")
         assert all(np.isfinite(tensor.values).all() for tensor in read_tensors(tmp_path / "out").values())
     assert digest(source) == untouched
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bf16_has_the_range(method: str, tmp_path: Path) -> None:
-    compress(enlarged(tmp_path / "in", 1e30, "BF16"), tmp_path / "out", keep=0.6, method=method)
+    compress(
+        enlarged(tmp_path / "in", 1e30, "BF16"), tmp_path / "out", Budget(keep=0.6), method=method, what="attention"
+    )
     tensors = attention_tensors(tmp_path / "out").values()
     assert all(np.isfinite(tensor.values).all() for tensor in tensors)
     assert max(np.abs(tensor.values).max(initial=0.0) for tensor in tensors) > 1e12
@@ -282,7 +286,7 @@ def test_the_largest_number_of_a_dtype_is_still_stored(dtype: str, largest: floa
 def test_the_refusal_names_the_factor_and_its_size(tmp_path: Path) -> None:
     source = enlarged(tmp_path / "in", 6e4, "F16")
     with refused(ArgumentError, "'layers.0.attention.tnlib.qkvo_core'", "F16", "use another method or layout"):
-        compress(source, tmp_path / "out", keep=0.6, method="tucker")
+        compress(source, tmp_path / "out", Budget(keep=0.6), method="tucker", what="attention")
 
 
 # ------------------------------------------------------------------------------------------------------- other files
@@ -307,7 +311,7 @@ def test_other_files_come_along_and_other_weights_do_not(tmp_path: Path) -> None
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
     untouched = digest(source)
-    report = compress(source, tmp_path / "out", keep=0.5)
+    report = compress(source, tmp_path / "out", Budget(keep=0.5), what="attention")
     assert sorted(report.left_out) == sorted(others)
     assert json.loads((tmp_path / "out/tnlib_report.json").read_text())["left_out"] == report.left_out
     found = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
@@ -333,7 +337,7 @@ def test_links_become_files_and_hidden_files_stay(tmp_path: Path) -> None:
     (source / ".git/config").write_text("private")
     (source / ".cache.txt").write_text("private")
     untouched = digest(source)
-    assert compress(source, tmp_path / "out", keep=0.5).left_out == []
+    assert compress(source, tmp_path / "out", Budget(keep=0.5), what="attention").left_out == []
     shutil.rmtree(blobs)
     files = list((tmp_path / "out").rglob("*"))
     assert not any(path.is_symlink() for path in files)
@@ -357,7 +361,7 @@ def test_what_is_no_file_of_the_folder_is_not_copied(write: str, tmp_path: Path)
     (source / "tokens.txt").write_text("a")
     (source / "special.txt").symlink_to("tokens.txt")
     if write == "compress":
-        left_out = compress(source, tmp_path / "out", keep=0.5).left_out
+        left_out = compress(source, tmp_path / "out", Budget(keep=0.5), what="attention").left_out
         assert sorted(left_out) == ["added_tokens.json", "docs", "merges.txt", "notes.txt", "vocab.txt"]
     else:
         save_checkpoint(open_checkpoint(source), tmp_path / "out")
@@ -371,7 +375,7 @@ def test_config_keeps_what_it_said(tmp_path: Path) -> None:
     config = read_config(source) | {"note": "\u00fcber", "nested": {"a": [1, 2.5, None]}}
     (source / CONFIG).write_text(json.dumps(config))
     for layout in ("factored", "dense"):
-        compress(source, tmp_path / layout, keep=0.5, layout=layout)
+        compress(source, tmp_path / layout, Budget(keep=0.5), layout=layout, what="attention")
         found = read_config(tmp_path / layout)
         section = found.pop("quantization_config", None)
         assert (section is not None) == (layout == "factored")

@@ -18,7 +18,7 @@ from compressed_folders import (
     read_tensors,
 )
 from oracles import refused
-from tnlib_adapters import compress, open_checkpoint
+from tnlib_adapters import Budget, compress, open_checkpoint
 from tnlib_adapters.compression.methods.table import METHODS
 
 from tnlib import TnlibError
@@ -57,7 +57,11 @@ def test_factored(name: str, method: str, tmp_path: Path) -> None:
     source, out = make(name, tmp_path), tmp_path / "out"
     dtype = SOURCES[name].get("dtype", "F32")
     report = compress(
-        source, out, keep=0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0, method=method
+        source,
+        out,
+        Budget(keep=0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0),
+        method=method,
+        what="attention",
     )
     before, after = read_tensors(source), read_tensors(out)
     old = attention_tensors(source)
@@ -86,7 +90,7 @@ def test_factored(name: str, method: str, tmp_path: Path) -> None:
 def test_dense(name: str, method: str, tmp_path: Path) -> None:
     source, out = make(name, tmp_path), tmp_path / "out"
     keep = 0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0
-    compress(source, out, keep=keep, method=method, layout="dense")
+    compress(source, out, Budget(keep=keep), method=method, layout="dense", what="attention")
     before, after = read_tensors(source), read_tensors(out)
     assert before.keys() == after.keys()
     inside = attention_tensors(source).keys()
@@ -107,7 +111,7 @@ def test_both_layouts_open_as_the_same_attention(name: str, method: str, tmp_pat
     source = make(name, tmp_path)
     keep = 0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0
     for layout in ("factored", "dense"):
-        compress(source, tmp_path / layout, keep=keep, method=method, layout=layout)
+        compress(source, tmp_path / layout, Budget(keep=keep), method=method, layout=layout, what="attention")
     one, other = (open_checkpoint(tmp_path / layout) for layout in ("factored", "dense"))
     roundoff = {"F64": 1e-12, "F32": 1e-6, "F16": 4e-3, "BF16": 3e-2}[SOURCES[name].get("dtype", "F32")]
     wanted = dense_layers(tmp_path / "dense")
@@ -132,7 +136,7 @@ def test_integer_weights_are_refused(method: str, tmp_path: Path) -> None:
     tensors[guilty] = ("I64", np.ones((16, 16), np.int64))
     tensor_file(source / WEIGHTS, tensors)
     with refused(TnlibError, guilty, "I64"):
-        compress(source, tmp_path / "out", keep=0.6, method=method)
+        compress(source, tmp_path / "out", Budget(keep=0.6), method=method, what="attention")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -142,14 +146,14 @@ def test_factors_beyond_half_precision_are_refused_quietly(method: str, layout: 
     source = random_folder(tmp_path / "in", d=36, n_heads=4, dtype="F16", scale=1.2e4)
     assert all(np.isfinite(t.values).all() for t in read_tensors(source).values())
     with refused(TnlibError, "tensor 'encoder.layer.", "F16"):
-        compress(source, tmp_path / "out", keep=0.589, method=method, layout=layout)
+        compress(source, tmp_path / "out", Budget(keep=0.589), method=method, layout=layout, what="attention")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32", "F64"])
 def test_factors_are_rounded_once_to_the_dtype(dtype: str, tmp_path: Path) -> None:
     source = random_folder(tmp_path / "in", d=16, n_heads=4, dtype=dtype)
-    compress(source, tmp_path / "out", keep=0.5885, method="matrix")
+    compress(source, tmp_path / "out", Budget(keep=0.5885), method="matrix", what="attention")
     for key, tensor in read_tensors(tmp_path / "out").items():
         assert tensor.dtype == dtype
         np.testing.assert_array_equal(tensor.values, representable(tensor.values, dtype).astype(float))

@@ -46,17 +46,6 @@ def test_expansion_is_in_double_precision() -> None:
     assert not found.biases
 
 
-def test_a_weight_beside_factors() -> None:
-    parts = {"weight": draw(D, D), "left": draw(D, 5), "right": draw(5, D)}
-    wide = {part: a.astype(float) for part, a in parts.items()}
-    matrix = FactoredMatrix("corrected", "v", {**parts, "bias": draw(D)})
-    found = expand([matrix], SIZES)
-    assert_close(found.weights["v"], wide["weight"] + wide["left"] @ wide["right"])
-    np.testing.assert_array_equal(found.biases["v"], parts["weight"].dtype.type(matrix.arrays["bias"]))
-    assert matrix.describe().shape == (D, D)
-    assert matrix.n_parameters == D * D + 2 * 5 * D + D
-
-
 def test_dense() -> None:
     weight = draw(D, D)
     np.testing.assert_array_equal(
@@ -221,7 +210,6 @@ IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "no parts": FactoredMatrix("tucker", "qkvo", {}),
     "inner sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D, 2)), "right": np.ones((3, D))}),
     "outer sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D - 1, 2)), "right": np.ones((2, D))}),
-    "no weight beside factors": FactoredMatrix("corrected", "q", LOW_RANK),
     "two projections in one matrix": FactoredMatrix("low_rank", "qk", LOW_RANK),
     "no projection": FactoredMatrix("dense", "", {"weight": np.ones((D, D))}),
     "three projections in pairs": FactoredMatrix("heads", "qkv", HEADS_QK, (2, 2, 2)),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from oracles import refused
-from tnlib_adapters import builtin_path, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
 from tnlib_adapters.factors.integers import (
     BITS,
@@ -196,11 +196,11 @@ def test_bits_are_those_of_the_stored_parts() -> None:
     rng = np.random.default_rng(7)
     parts = {"left": rng.standard_normal((70, 5)), "right": rng.standard_normal((5, 9)), "bias": np.ones(9)}
     matrix = FactoredMatrix("interpolative", "", parts, rows=(3, 1, 4, 2, 0))
-    assert matrix.n_bits(16) == 16 * (350 + 45 + 9) + 5 * 32
+    assert matrix.describe().n_bits(16) == 16 * (350 + 45 + 9)
     for bits in BITS:
         stored = rounded(matrix, bits).parts()
-        n_bits = sum(8 * part.values.nbytes for name, part in stored.items() if name != "bias") + 9 * 16 + 5 * 32
-        assert rounded(matrix, bits).n_bits(16) == n_bits
+        n_bits = sum(8 * part.values.nbytes for name, part in stored.items() if name != "bias") + 9 * 16
+        assert rounded(matrix, bits).describe().n_bits(16) == n_bits
     assert rounded(matrix, 3).n_parameters == matrix.n_parameters
 
 
@@ -242,7 +242,7 @@ def test_a_description_reads_what_it_wrote(bits: int) -> None:
 
 
 def test_the_whole_of_a_matrix_in_int8_is_plain_rounding(tmp_path: Path) -> None:
-    compress(builtin_path(), tmp_path / "out", keep=1, method="matrix", store="int8")
+    compress(builtin_path(), tmp_path / "out", Budget(keep=1, store="int8"), method="matrix", what="attention")
     for before, after in zip(weights(builtin_path()), weights(tmp_path / "out"), strict=True):
         for name, weight in before.items():
             q, scale = round_slices(weight, 1)  # (in, out): a scale for every output
@@ -250,14 +250,14 @@ def test_the_whole_of_a_matrix_in_int8_is_plain_rounding(tmp_path: Path) -> None
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: store must be one of float, int8, int4, int3, int2, got 'int5'"):
-        compress(builtin_path(), tmp_path / "out", keep=0.5, store="int5")
+    with refused(ArgumentError, "Budget: store must be one of float, int8, int4, int3, int2, got 'int5'"):
+        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5, store="int5"), what="attention")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("store", ["int8", "int4", "int3", "int2"])
 def test_bytes_of_a_folder_are_the_bits_of_its_descriptions(store: str, tmp_path: Path) -> None:
-    report = compress(builtin_path(), tmp_path / "out", keep=0.5, method="ttm", store=store)
+    report = compress(builtin_path(), tmp_path / "out", Budget(keep=0.5, store=store), method="ttm", what="attention")
     described = open_checkpoint(tmp_path / "out").factored
     assert described is not None
     biases = 2 * 4 * 64  # which no factor holds
@@ -268,7 +268,7 @@ def test_bytes_of_a_folder_are_the_bits_of_its_descriptions(store: str, tmp_path
 def test_two_bits_are_written_where_they_are_said_to_be(tmp_path: Path) -> None:
     """The layout of the page on the format, read without this library's own unpacking."""
     out = tmp_path / "out"
-    compress(builtin_path(), out, keep=1, method="matrix", store="int2")
+    compress(builtin_path(), out, Budget(keep=1, store="int2"), method="matrix", what="attention")
     entry = next(e for e in read_config(out)["quantization_config"]["layers"][0] if e["of"] == "k")
     assert entry["integers"] == {"weight": {"bits": 2, "axis": 0, "group": 64}}
     tensors = open_checkpoint(out).folder.tensors
@@ -290,7 +290,7 @@ def test_a_scale_out_of_range_is_refused_by_name(tmp_path: Path) -> None:
 
     change_tensors(source, enlarge)
     with refused(ArgumentError, "q_weight_scale' would hold inf, out of range for its dtype BF16"):
-        compress(source, tmp_path / "out", keep=1, method="matrix", store="int4")
+        compress(source, tmp_path / "out", Budget(keep=1, store="int4"), method="matrix", what="attention")
     assert not (tmp_path / "out").exists()
 
 
@@ -342,13 +342,13 @@ def test_formats_that_contradict_the_tensors_are_refused(change: Any, said: str,
 
 @pytest.fixture
 def packed_folder(tmp_path: Path) -> Path:
-    compress(builtin_path(), tmp_path / "packed", keep=0.5, store="int4")
+    compress(builtin_path(), tmp_path / "packed", Budget(keep=0.5, store="int4"), what="attention")
     return tmp_path / "packed"
 
 
 def test_damaged_scales_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    compress(builtin_path(), out, keep=0.5, store="int8")
+    compress(builtin_path(), out, Budget(keep=0.5, store="int8"), what="attention")
     config = read_config(out)
     piece = config["quantization_config"]["layers"][0][0]
     piece["scales"]["left"] = [7, 7]
@@ -367,7 +367,7 @@ def test_damaged_scales_are_refused(tmp_path: Path) -> None:
 
 def test_a_scale_that_is_missing_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    compress(builtin_path(), out, keep=0.5, store="int8")
+    compress(builtin_path(), out, Budget(keep=0.5, store="int8"), what="attention")
 
     def drop(tensors: dict[str, Any]) -> None:
         del tensors[next(name for name in tensors if name.endswith("left_scale"))]

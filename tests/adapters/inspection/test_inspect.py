@@ -21,7 +21,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Attention, builtin_path, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
-from tnlib_adapters.compression.request import quiet
+from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.inspection.head_measurements import gauge_report
 from tnlib_adapters.inspection.inspect import findings, page_of

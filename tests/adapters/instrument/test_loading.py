@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoint_folders import WEIGHTS, change_config
 from safetensors.torch import load_file, save_file
-from tnlib_adapters import builtin_path, compress, evaluate, inspect, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, compress, evaluate, inspect, open_checkpoint
 from tnlib_adapters.instrument.running_model import open_running
 from transformers_models import save_with_tokenizer
 
@@ -66,7 +66,7 @@ def bring_code(folder: Path, mark: Path) -> None:
 
 
 def run_compress(folder: Path, text: Path, out: Path) -> None:
-    compress(folder, out, keep=0.9, method="matrix", calibrate=text)
+    compress(folder, out, Budget(keep=0.9), calibration=text, method="matrix", what="attention")
 
 
 def run_evaluate(folder: Path, text: Path, out: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from compressed_folders import few_steps
 from oracles import assert_close
-from tnlib_adapters import builtin_path, cli, compress, open_checkpoint
+from tnlib_adapters import Budget, builtin_path, cli, compress, open_checkpoint
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import read_weights
 
@@ -203,7 +203,7 @@ def test_compressed_it_still_predicts_and_writes(
     pytest.importorskip("tnlib_adapters.transformers_plugin")
     few_steps(monkeypatch, 15)  # quick, and a little worse
     (tmp_path / "text").write_text(text[40_000:48_000], encoding="utf-8")
-    report = compress(LLAMA, tmp_path / "out", keep=0.5, calibrate=tmp_path / "text")
+    report = compress(LLAMA, tmp_path / "out", Budget(keep=0.5), calibration=tmp_path / "text", what="attention")
     assert report.kept <= 0.5
     assert (tmp_path / "out/model.safetensors").stat().st_size < (LLAMA / "model.safetensors").stat().st_size
 
@@ -231,6 +231,6 @@ def test_compressed_without_a_text_it_still_predicts(
 ) -> None:
     """Planes left out of queries and keys would cost ten times as much."""
     pytest.importorskip("tnlib_adapters.transformers_plugin")
-    compress(LLAMA, tmp_path / "out", keep=keep, method=method)
+    compress(LLAMA, tmp_path / "out", Budget(keep=keep), method=method, what="attention")
     smaller = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert nats(smaller, windows).mean() < nats(model, windows).mean() + lost

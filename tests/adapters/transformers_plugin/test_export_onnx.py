@@ -18,7 +18,8 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from command_line import run_command  # noqa: E402
-from tnlib_adapters import compress  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.transformers_plugin.export_onnx import export_onnx  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
@@ -79,7 +80,7 @@ KINDS = [BY_MATRIX, BY_MATRIX | {"store": "int8"}, {"method": "tucker", "keep": 
 
 @pytest.mark.parametrize("options", mostly_slow(KINDS, []), ids=str)
 def test_compressed_folders(options: dict[str, Any], saved: Saved, tmp_path: Path) -> None:
-    compress(saved("bert")[1], tmp_path / "small", **options)
+    compress(saved("bert")[1], tmp_path / "small", **by_options(**options))
     result = run_command("export-onnx", tmp_path / "small", tmp_path / "out")
     graph = tmp_path / "out" / "onnx" / "model.onnx"
     assert result.stdout.splitlines() == [str(graph)]
@@ -93,7 +94,7 @@ def test_compressed_folders(options: dict[str, Any], saved: Saved, tmp_path: Pat
 @pytest.mark.slow
 def test_calibrated_factors_are_two_products(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
     folder = folders["bert"]
-    compress(folder, tmp_path / "small", keep=0.5, what="all", calibrate=text)
+    compress(folder, tmp_path / "small", Budget(keep=0.5), calibration=text, what="all")
     graph = export_onnx(tmp_path / "small", tmp_path / "out")
     assert differ(load(tmp_path / "small", "bert"), graph, 2, 9) <= 1e-5
     kept = {path.name for path in folder.iterdir()} - {"model.safetensors"}
@@ -137,7 +138,7 @@ def test_sentences_of_a_trained_model(minilm_path: Path, tmp_path: Path) -> None
     """What sentence-transformers computes with backend="onnx": the mean of the hidden states of the tokens."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A cat sleeps.", "The committee adjourned until the following Tuesday morning.", "Rain."]
-    compress(minilm_path, tmp_path / "small", keep=0.5, what="all", method="matrix")
+    compress(minilm_path, tmp_path / "small", Budget(keep=0.5), what="all", method="matrix")
     session = onnxruntime.InferenceSession(export_onnx(tmp_path / "small", tmp_path / "out"), **ON_CPU)
     reference = sentence_transformers.SentenceTransformer(str(tmp_path / "small"), device="cpu")
     wanted = reference.encode(texts, normalize_embeddings=True, show_progress_bar=False)

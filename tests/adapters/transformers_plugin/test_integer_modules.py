@@ -15,12 +15,12 @@ from slow_cases import mostly_slow
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from compressed_folders import read_config  # noqa: E402
-from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from compressed_folders import by_options, read_config  # noqa: E402
+from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.table import METHODS  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
@@ -62,7 +62,14 @@ def test_transformers_computes_the_same_as_numpy(
         return values
 
     for layout in LAYOUTS:
-        compress(saved(name)[1], tmp_path / layout, keep=0.5, method=method, store=store, layout=layout)
+        compress(
+            saved(name)[1],
+            tmp_path / layout,
+            Budget(keep=0.5, store=store),
+            method=method,
+            layout=layout,
+            what="attention",
+        )
     tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
     wanted = run(open_checkpoint(tmp_path / "factored"), tokens).hidden
     limit = {"atol": 1e-4 * np.abs(wanted).max()}
@@ -113,7 +120,6 @@ MIXED = {  # formats that `compress` does not choose: of other axes and groups, 
     "int8 beside fewer bits": {"left": IntegerFormat(8, 0), "right": IntegerFormat(6, 1, 16)},
     "a table by columns": {"left": IntegerFormat(5, 0, 8), "right": IntegerFormat(2, 0)},
     "int8 by columns in groups": {"left": IntegerFormat(8, 0, 6), "right": IntegerFormat(8, 1, 6)},
-    "beside a weight": {"left": IntegerFormat(3, 0), "right": IntegerFormat(4, 1), "whole": IntegerFormat(2, 1, 5)},
     "int8 by rows": {"left": IntegerFormat(8, 1), "right": IntegerFormat(8, 0)},
 }
 
@@ -122,13 +128,9 @@ MIXED = {  # formats that `compress` does not choose: of other axes and groups, 
 def test_parts_in_formats_of_their_own(case: str, saved: Any, tmp_path: Path) -> None:
     model, source = saved("gpt2_lm")
     checkpoint, formats = open_checkpoint(source), MIXED[case]
-    plan, rng = factorise(checkpoint, "matrix", what="all").plan(0.2), np.random.default_rng(0)
+    plan = factorise(checkpoint, "matrix", what="all").plan(0.2)
 
     def rounded(matrix: FactoredMatrix) -> FactoredMatrix:
-        if "whole" in formats and matrix.kind == "low_rank":
-            (m, n), part = matrix.describe().shape, whole_part(matrix.of)
-            whole = 0.1 * rng.standard_normal((m, n)).astype(np.float32)
-            matrix = replace(matrix, kind="corrected", arrays={part: whole, **matrix.arrays})
         own = {part: form for part, form in formats.items() if part in matrix.arrays}
         return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in own.items()})
 
@@ -155,7 +157,7 @@ def test_tables_and_all_other_matrices(name: str, store: str, keep: float, saved
     model, source = saved(name)
     for layout in LAYOUTS:
         options = {"keep": keep, "method": "matrix", "what": "all", "store": store, "layout": layout}
-        compress(source, tmp_path / layout, **options)
+        compress(source, tmp_path / layout, **by_options(**options))
     x = inputs(model)
     small = loaded_like(model, tmp_path / "factored")
     wanted = outputs(loaded_like(model, tmp_path / "dense"), x)
@@ -183,7 +185,7 @@ def test_fitted_factors_in_integers(store: str, folders: Any, text: Path, tmp_pa
     few_steps(monkeypatch, 2)
     options = {"keep": 0.3, "what": "all", "calibrate": text, "store": store}
     for layout in LAYOUTS:
-        compress(folders["bert"], tmp_path / layout, **options, layout=layout)
+        compress(folders["bert"], tmp_path / layout, **by_options(layout=layout, **options))
     small, dense = (AutoModel.from_pretrained(tmp_path / layout).eval() for layout in LAYOUTS)
     section = read_config(tmp_path / "factored")["quantization_config"]
     assert "interpolative" in {entry["kind"] for entry in section["modules"].values()}
@@ -194,7 +196,7 @@ def test_fitted_factors_in_integers(store: str, folders: Any, text: Path, tmp_pa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes_leave_the_codes_alone(dtype: Any, saved: Any, tmp_path: Path) -> None:
     model, source = saved("llama")
-    compress(source, tmp_path / "out", keep=0.5, method="matrix", what="all", store="int4")
+    compress(source, tmp_path / "out", Budget(keep=0.5, store="int4"), what="all", method="matrix")
     small = loaded_like(model, tmp_path / "out")
     x, codes, wanted = inputs(model), codes_of(small), outputs(small, x=inputs(model))
     small.to(dtype)
@@ -216,7 +218,7 @@ def test_other_dtypes_leave_the_codes_alone(dtype: Any, saved: Any, tmp_path: Pa
 
 
 def test_scales_have_gradients_and_codes_have_none(saved: Any, tmp_path: Path) -> None:
-    compress(saved("bert")[1], tmp_path / "out", keep=0.5, method="matrix", store="int4")
+    compress(saved("bert")[1], tmp_path / "out", Budget(keep=0.5, store="int4"), method="matrix", what="attention")
     model = AutoModel.from_pretrained(tmp_path / "out").train()
     model(input_ids=torch.tensor([[3, 5, 7]])).last_hidden_state.square().sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if ".tnlib." in name}
@@ -234,14 +236,14 @@ def test_scales_do_not_set_the_dtype_of_the_model(saved: Any, tmp_path: Path) ->
     config = read_config(folder)
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
-    compress(folder, tmp_path / "out", keep=0.12, method="matrix", what="all", store="int4")
+    compress(folder, tmp_path / "out", Budget(keep=0.12, store="int4"), what="all", method="matrix")
     tensors = open_checkpoint(tmp_path / "out").folder.tensors
     assert next(tensors[name].dtype for name in sorted(tensors) if tensors[name].dtype != "U8") == "BF16"
     assert type(model).from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
 def test_a_compiled_model_unpacks_without_a_break(saved: Any, tmp_path: Path) -> None:
-    compress(saved("bert")[1], tmp_path / "out", keep=0.5, method="matrix", store="int3")
+    compress(saved("bert")[1], tmp_path / "out", Budget(keep=0.5, store="int3"), method="matrix", what="attention")
     model = AutoModel.from_pretrained(tmp_path / "out").eval()
     layer = model.encoder.layer[0].attention.self.query
     x = torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,8 @@ from oracles import assert_close
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tnlib_adapters import compress  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear, InterpolativeLinear, use_linear_layers  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_linear import LowRankLinear  # noqa: E402
@@ -83,7 +84,7 @@ def test_rank_zero_becomes_layers_of_zeros() -> None:
 
 @pytest.mark.slow
 def test_low_rank_becomes_two_layers_and_the_rest_one(folders: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    compress(folders["bert"], tmp_path / "out", keep=0.4, what="all", calibrate=text)
+    compress(folders["bert"], tmp_path / "out", Budget(keep=0.4), calibration=text, what="all")
     model = AutoModel.from_pretrained(tmp_path / "out").eval()
     layers = {name: module for name, module in model.named_modules() if isinstance(module, InterpolativeLinear)}
     expected = {name: min(r8(layer) * sum(sizes(layer)), np.prod(sizes(layer))) for name, layer in layers.items()}
@@ -123,7 +124,7 @@ def sizes(layer: InterpolativeLinear) -> tuple[int, int]:
 def test_every_kind_of_factors(
     name: str, options: dict[str, Any], saved: Callable[[str], tuple[Any, Path]], tmp_path: Path
 ) -> None:
-    compress(saved(name)[1], tmp_path / "out", keep=0.5, **options)
+    compress(saved(name)[1], tmp_path / "out", **by_options(keep=0.5, **options))
     model = AutoModel.from_pretrained(tmp_path / "out").eval()
     tokens = torch.arange(2, 12).reshape(2, 5)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from oracles import normal, refused
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tnlib_adapters import compress  # noqa: E402
+from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import scale_name  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
@@ -100,7 +100,7 @@ def kernels(model: Any) -> list[Any]:
 )  # factors and whole weights
 def test_a_model_computes_the_same(store: str, keep: float, saved: Any, tmp_path: Path) -> None:
     _, source = saved("llama")
-    compress(source, tmp_path / "out", keep=keep, method="matrix", what="all", store=store)
+    compress(source, tmp_path / "out", Budget(keep=keep, store=store), what="all", method="matrix")
     load = AutoModelForCausalLM.from_pretrained
     exact, half = (load(tmp_path / "out", dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16))
     few, many = (torch.arange(n)[None] for n in (4, 20))
@@ -157,7 +157,7 @@ def test_a_kernel_compiles_without_a_break() -> None:
 def test_kernels_beside_other_copies(saved: Any, tmp_path: Path) -> None:
     """A dequantized copy is for many rows; another dtype, and `dequantize`, go without kernels."""
     _, source = saved("llama")
-    compress(source, tmp_path / "out", keep=0.5, method="matrix", store="int8")
+    compress(source, tmp_path / "out", Budget(keep=0.5, store="int8"), method="matrix", what="attention")
     load = AutoModelForCausalLM.from_pretrained
     exact, half = (load(tmp_path / "out", dtype=dtype).eval() for dtype in (torch.float32, torch.bfloat16))
     few, many = (torch.arange(n)[None] for n in (4, 20))
@@ -182,9 +182,9 @@ def test_models_without_a_kernel_are_refused(saved: Any, tmp_path: Path) -> None
     with refused(ArgumentTypeError, "use_packed_kernels: model must be a module", "got PosixPath", "from_pretrained"):
         use_packed_kernels(tmp_path)
     load = AutoModelForCausalLM.from_pretrained
-    compress(source, tmp_path / "out", keep=0.5, method="matrix", store="int8")
+    compress(source, tmp_path / "out", Budget(keep=0.5, store="int8"), method="matrix", what="attention")
     with refused(ArgumentError, "use_packed_kernels: model must be in torch.bfloat16", "float32 on cpu", "dtype="):
         use_packed_kernels(load(tmp_path / "out", dtype=torch.float32))
-    compress(source, tmp_path / "tucker", keep=0.5, method="tucker", store="int8")
+    compress(source, tmp_path / "tucker", Budget(keep=0.5, store="int8"), method="tucker", what="attention")
     with refused(ArgumentError, "use_packed_kernels: model must have weights", "got none", "use_linear_layers"):
         use_packed_kernels(load(tmp_path / "tucker", dtype=torch.bfloat16))

@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
-from tnlib_adapters import compress, open_checkpoint  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
+from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402  # noqa: E402
 
@@ -63,7 +64,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not out.exists():
             calibrated = method == "calibrated"
             options = {"calibrate": base / "text.txt"} if calibrated else {"method": method}
-            compress(source, out, keep=0.45, **options)
+            compress(source, out, **by_options(keep=0.45, **options))
         return out
 
     with pytest.MonkeyPatch.context() as patch:
@@ -278,7 +279,7 @@ def test_layers_without_biases_get_none(bias: bool, tmp_path: Path) -> None:
         **sizes, word_embed_proj_dim=24, max_position_embeddings=16, enable_bias=bias, pad_token_id=1
     )
     transformers.OPTForCausalLM(config).save_pretrained(tmp_path / "in")
-    compress(tmp_path / "in", tmp_path / "out", keep=0.5, method="matrix")
+    compress(tmp_path / "in", tmp_path / "out", Budget(keep=0.5), method="matrix", what="attention")
     loaded = load(tmp_path / "out", "opt")
     layers = [module for module in loaded.modules() if isinstance(module, FactoredLinear)]
     assert len(layers) == 8
@@ -339,7 +340,7 @@ def test_factors_that_do_not_fit_are_refused(
 def test_sentences_of_a_trained_model(minilm_path: Path, folders: Folders, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A train runs through the night.", "Tensors have legs.", "The matrix is the product of its factors."]
-    compress(minilm_path, tmp_path / "out", keep=0.5)
+    compress(minilm_path, tmp_path / "out", Budget(keep=0.5), what="attention")
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * 4
     found = model.encode(texts, show_progress_bar=False)

@@ -14,6 +14,7 @@ from oracles import assert_close, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import (
     Attention,
+    Budget,
     builtin_path,
     fix_gauge,
     fold,
@@ -133,6 +134,6 @@ def test_a_model_in_memory(name: str, saved: Any) -> None:
 def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
     from tnlib_adapters import compress
 
-    compress(builtin_path(), tmp_path / "small", keep=0.5)
+    compress(builtin_path(), tmp_path / "small", Budget(keep=0.5), what="attention")
     with refused(ValueError, "fix_gauge: attention", "stored as factors"):
         fix_gauge(open_checkpoint(tmp_path / "small"))

@@ -14,7 +14,7 @@ import pytest
 from checkpoint_folders import builtin_copy, change_config, change_tensors
 from oracles import assert_close, isometry, refused
 from slow_cases import mostly_slow
-from tnlib_adapters import builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters import Budget, builtin_path, fold, norm_divisors, open_checkpoint, rotate, save_checkpoint
 from tnlib_adapters.reference.model import Forward, run
 
 import tnlib
@@ -326,7 +326,7 @@ def test_a_folder_is_no_checkpoint() -> None:
 def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
     from tnlib_adapters import compress
 
-    compress(builtin_path(), tmp_path / "small", keep=0.5)
+    compress(builtin_path(), tmp_path / "small", Budget(keep=0.5), what="attention")
     checkpoint = open_checkpoint(tmp_path / "small")
     with refused(ValueError, "rotate: checkpoint", "stored as factors"):
         rotate(checkpoint, np.eye(64))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics
@@ -32,26 +33,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupCalibration:
-    """Calibration statistics of the weights of one block, or outside the blocks, and their components.
+class WeightGroup:
+    """Weights of one block, or outside the blocks, and their calibration statistics.
 
     Parameters
     ----------
     index, module
         Index of the block, and path of its attention if that is compressed.
     statistics
-        Moments of inputs and of output gradients, and losses of the components ("gates"), of these weights at least.
-    projections, layer
-        Projections of the attention with biases folded, and their components by squared singular values; None where
-        they are not compressed.
-    matrices
-        Components of the other matrices.
+        Of these weights at least.
+    projections
+        Projections of the attention with biases folded; None where they are not compressed.
+    weights
+        Weight (in, out) and size of the bias of the other modules.
     """
 
     index: int
     module: str
     statistics: Statistics
     projections: Projections | None
+    weights: Mapping[str, tuple[Array, int]]
+
+
+@dataclass(frozen=True)
+class GroupCalibration(WeightGroup):
+    """Weights of a group with their components by squared singular values; the statistics have their losses ("gates").
+
+    Parameters
+    ----------
+    layer
+        Components of the projections of the attention; None where they are not compressed.
+    matrices
+        Components of the other matrices.
+    """
+
     layer: CalibratedLayer | None
     matrices: Mapping[str, Matrix]
 
@@ -110,14 +125,11 @@ class SelectedWeights:
 
         Weights are decomposed by `workers`, large ones on `device`, tables that make predictions in this process.
         """
-        checkpoint, wiring, projections, layer, module = self.checkpoint, self.checkpoint.wiring, None, None, ""
+        wiring, own, layer = self.checkpoint.wiring, self.read_group(group, places, moments), None
         on_text, tables = dict[str, WeightOnText](), dict[str, Callable[[], Components]]()
-        if group in self.layers:
-            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
-            on_text |= {name: _projection_on_text(projections, name, moments, group) for name in NAMES}
-            module = wiring.attention_modules[group]
-        weights = {name: read_weight(checkpoint, name) for name in self.names if places[name].group == group}
-        for name, (weight, _) in weights.items():
+        if own.projections is not None:
+            on_text |= {name: _projection_on_text(own.projections, name, moments, group) for name in NAMES}
+        for name, (weight, _) in own.weights.items():
             if table := table_decomposition(wiring, name, weight, moments.reads, moments.slopes):
                 tables[name] = table
             else:
@@ -126,14 +138,23 @@ class SelectedWeights:
                 )
 
         def compute() -> Iterator[tuple[str, Components]]:
-            yield from zip(on_text, workers.map(own.call(device) for own in on_text.values()), strict=True)
+            yield from zip(on_text, workers.map(pair.call(device) for pair in on_text.values()), strict=True)
             yield from ((name, decompose()) for name, decompose in tables.items())
 
         by_key = file.get([*on_text, *tables], compute)
-        if projections is not None:
-            layer = CalibratedLayer(projections, {name: by_key[name] for name in NAMES})
-        matrices = {name: matrix_of(wiring, name, *read, by_key[name]) for name, read in weights.items()}
-        return GroupCalibration(group, module, moments, projections, layer, matrices)
+        if own.projections is not None:
+            layer = CalibratedLayer(own.projections, {name: by_key[name] for name in NAMES})
+        matrices = {name: matrix_of(wiring, name, *read, by_key[name]) for name, read in own.weights.items()}
+        return GroupCalibration(group, own.module, moments, own.projections, own.weights, layer, matrices)
+
+    def read_group(self, group: int, places: Places, statistics: Statistics) -> WeightGroup:
+        """Read the weights of a group."""
+        checkpoint, projections, module = self.checkpoint, None, ""
+        if group in self.layers:
+            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
+            module = checkpoint.wiring.attention_modules[group]
+        weights = {name: read_weight(checkpoint, name) for name in self.names if places[name].group == group}
+        return WeightGroup(group, module, statistics, projections, weights)
 
     @property
     def _drops_keys(self) -> bool:

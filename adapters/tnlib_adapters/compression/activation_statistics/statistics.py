@@ -20,21 +20,19 @@ from tnlib_adapters.compression.activation_statistics.moment_sums import (
     on_host,
     second_moments_on_device,
 )
+from tnlib_adapters.compression.activation_statistics.weighted_moments import WeightedMoments
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress, Stage, quiet
+from tnlib_adapters.compression.progress import Progress, Stage, quiet
 from tnlib_adapters.files.process_memory import release_free_memory
 
 if TYPE_CHECKING:
     import torch
 
+    from tnlib_adapters.compression.activation_statistics.weighted_moments import Observed
     from tnlib_adapters.instrument.block_passes import Frame, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
-
-    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
-
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ class Statistics:
     gates
         Means of squares of the derivative with respect to a gate on each component, over texts and probes, or over
         tokens for language models. Half of it is, to lowest order, the loss of cosine similarity of the embeddings, or
-        the increase of the divergence of the predictions, when the component is removed.
+        the increase of the divergence of the predictions, when the component is removed. For rounding, what
+        `WeightedMoments.finish` returns.
     """
 
     reads: Mapping[str, Array] = field(default_factory=dict)
@@ -83,29 +82,21 @@ def collect_reads(
 
     Those of one block are in memory at a time, and the others as far as `workspace` admits them.
     """
+    from tnlib_adapters.instrument.weight_inputs import read
+
     moments = StoredArrays(workspace or Workspace())
     total = len({*range(len(model.layers)), *(place.group for place in places.values())}) * len(batches)
     stage, done = Stage("reading inputs", tokens=mean_tokens(batches)), itertools.count(1)
     progress(stage, 0, total)
-    for _, sums in moments_by_group(model, places, batches, lambda: progress(stage, next(done), total)):
-        moments.add(sums)
-    return moments
-
-
-def moments_by_group(
-    model: RunningModel, places: Places, batches: Sequence[Batch], step: Callable[[], None] = lambda: None
-) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Yield the index of every group and the input moments of its weights by key; `step` is called after a batch."""
-    from tnlib_adapters.instrument.weight_inputs import read
-
     place_of = {place.reads: place for place in places.values()}
-    for group, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
+    for _, of_group in itertools.groupby(read(model, batches, places), key=lambda observed: observed[0]):
         sums: dict[str, Array] = {}
         for _, _, reads in of_group:
             for key, x in reads.items():
                 add_to(sums, key, _moments(x, place_of[key]).astype(np.float64))
-            step()
-        yield group, sums
+            progress(stage, next(done), total)
+        moments.add(sums)
+    return moments
 
 
 def collect(
@@ -118,6 +109,7 @@ def collect(
     streams: Streams | None = None,
     save: Callable[[int, Statistics], None] | None = None,
     done: Collection[int] = (),
+    rounding: bool = False,
 ) -> Statistics:
     """Return the statistics of the batches, collected block by block, last to first.
 
@@ -139,11 +131,13 @@ def collect(
         Called with every group as it is done, in the place of a result; None to return all groups.
     done
         Groups that are saved already.
+    rounding
+        If True, collect `WeightedMoments` instead of moments and gates.
     """
     from tnlib_adapters.instrument.block_passes import Streams
 
     streams = streams or Streams.temporary(batches, model.sizes.d_model)
-    collection = _Collection(model, places, batches, streams, components, progress)
+    collection = _Collection(model, places, batches, streams, components, progress, rounding=rounding)
     kept = Statistics({}, {}, {})
 
     def keep(_: int, statistics: Statistics) -> None:
@@ -165,11 +159,13 @@ class _Collection:
         streams: Streams,
         components: ComponentsOf | None,
         progress: Progress,
+        *,
+        rounding: bool,
     ) -> None:
         from tnlib_adapters.instrument.block_passes import Frame
 
         self._model, self._places, self._batches = model, places, batches
-        self._components, self._progress = components, progress
+        self._components, self._progress, self._rounding = components, progress, rounding
         self._frame, self._streams = Frame(model), streams
         self._n = len(model.layers)
         self._probes = (0,) if components is None else (0, 1)
@@ -213,7 +209,14 @@ class _Collection:
         self._progress(stage, position * per_block + probe * len(self._batches) + b, len(self._passes) * per_block)
 
     def _statistics(self, group: int, observed: Callable[[int], Iterable[Observed]]) -> Statistics:
+        from tnlib_adapters.instrument.weight_inputs import of_group
+
         workspace = None if self._model.fits_in_memory else self._workspace
+        if self._rounding:
+            sums = WeightedMoments(self._model, of_group(self._places, group), workspace)
+            for batch, of_batch in zip(self._batches, observed(0), strict=True):
+                sums.add(batch, of_batch)
+            return Statistics(*sums.finish())
         moments = sum_moments(self._model, self._places, observed(0), workspace)
         if self._components is None:
             return moments
@@ -245,7 +248,7 @@ class Observations:
         places: Places,
         batches: Sequence[Batch],
         streams: Streams,
-        step: Callable[[int, int, int], None] = lambda _group, _probe, _batch: None,
+        step: Callable[[int, int, int], None],
     ) -> None:
         self._frame, self._places, self._batches, self._streams = frame, places, batches, streams
         self._n, self._step = len(frame.model.layers), step
@@ -290,11 +293,14 @@ class Observations:
             yield reads, slopes
 
     def _generator(self, b: int, probe: int) -> torch.Generator:
-        return _generator(2 * b + probe)
+        """Return the generator for a probe of one batch, seeded per batch so that resuming is reproducible."""
+        import torch
+
+        return torch.Generator().manual_seed(2 * b + probe)
 
 
 def sum_moments(
-    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None = None
+    model: RunningModel, places: Places, observed: Iterable[Observed], workspace: Workspace | None
 ) -> Statistics:
     """Return the moments of inputs and gradients, summed over batches.
 
@@ -376,10 +382,3 @@ def _sides(components: Components, device: torch.device) -> tuple[torch.Tensor, 
 
     left, right = (torch.from_numpy(side).float().to(device) for side in (components.left, components.right))
     return left, right
-
-
-def _generator(seed: int) -> torch.Generator:
-    """Return the generator for the probes of one batch, seeded per batch so that resuming is reproducible."""
-    import torch
-
-    return torch.Generator().manual_seed(_SEED + seed)

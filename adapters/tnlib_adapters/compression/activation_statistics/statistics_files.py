@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
     from tnlib_adapters.instrument.weight_inputs import Places
 
-_FORMAT, _VERSION = "tnlib statistics", "5"
+_FORMAT, _VERSION = "tnlib statistics", "6"
 _PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
 _ORIGIN = "tnlib_calibration.json"  # file of a spill folder
 _BLOCK = 1 << 24  # bytes hashed at a time
@@ -110,15 +110,15 @@ def check_spill_folder(folder: Path, out: Path | None = None) -> None:
     """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
     if out is not None and folder.resolve().is_relative_to(out.resolve()):
         raise ArgumentError(
-            f"compress: spill must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            f"compress: folder (--spill) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
             "name another folder."
         )
     if not folder.absolute().parent.is_dir():
-        raise ArgumentError(f"compress: spill must lie in a folder that exists, got {folder}; name another.")
+        raise ArgumentError(f"compress: folder (--spill) must lie in a folder that exists, got {folder}; name another.")
     if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
         raise ArgumentError(
-            f"compress: spill must be a new folder, an empty one or that of an interrupted run, got {folder}; "
-            "name another one."
+            f"compress: folder (--spill) must be a new folder, an empty one or that of an interrupted run, got "
+            f"{folder}; name another one."
         )
 
 
@@ -171,8 +171,8 @@ class StatisticsFiles:
         write_digested(self._of_group(group), self._metadata, entries)
         self._checked.add(group)
 
-    def statistics(self, keys: Collection[str] | None = None) -> Statistics:
-        """Return the statistics of all groups, or those of some keys, each array read when it is used.
+    def statistics(self, keys: Collection[str]) -> Statistics:
+        """Return the statistics of these keys, each array read when it is used.
 
         Raise if a file is damaged.
         """
@@ -182,7 +182,7 @@ class StatisticsFiles:
         files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
         stored = (_below(f"{part}.", tensors) for part in _PARTS)
-        return Statistics(*(_Stored({k: own[k] for k in own if keys is None or k in keys}, self) for own in stored))
+        return Statistics(*(_Stored({k: own[k] for k in own if k in keys}, self) for own in stored))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""
@@ -229,9 +229,10 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
     stored = _header(file)
     for part, description in (
         ("model", "another model"),
-        ("tokens", f"calibration_tokens {stored.get('tokens')}, this being {origin['tokens']},"),
+        ("tokens", f"--calibration-tokens {stored.get('tokens')}, this being {origin['tokens']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
+        ("kind", "another method"),
     ):
         if stored.get(part) != origin[part]:
             raise ArgumentError(

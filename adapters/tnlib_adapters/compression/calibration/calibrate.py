@@ -14,13 +14,13 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
 from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of
+from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -28,31 +28,11 @@ from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.running_model import RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
 # 0.026 nats a token), and unembeddings are not fitted
 _NOT_FITTED = 2
-
-
-def calibrated_parts(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    batches: Sequence[Batch],
-    progress: Progress = quiet,
-    *,
-    what: str = "attention",
-) -> tuple[list[CalibratedLayer], list[Matrix]]:
-    """Return the attention layers and other matrices with components ordered by their effect on the model output.
-
-    Parameters are those of `collect_calibration`.
-    """
-    parts = [
-        part.load()
-        for part in collect_calibration(checkpoint, model, batches, weighed_parts, progress, what=what).parts.values()
-    ]
-    layers = [part for part in parts if isinstance(part, CalibratedLayer)]
-    return layers, [part for part in parts if isinstance(part, Matrix)]
 
 
 def weighed_parts(_: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
@@ -77,6 +57,7 @@ def factorise_calibrated(
     folder: Path | None = None,
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
+    effort: str = "default",
 ) -> Factorisation:
     """Factorise `what` of every layer by the statistics of a text; the chosen factors are fitted on it.
 
@@ -98,6 +79,8 @@ def factorise_calibrated(
         The running model of `checkpoint`; None loads it.
     workspace
         Memory and temporary files of the factors.
+    effort
+        A key of `PASSES`; there is no fit with "low".
 
     Raises
     ------
@@ -106,23 +89,24 @@ def factorise_calibrated(
     """
     model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
     batches, spill = model.batches(text), Spill(folder)
-    calibration = collect_calibration(
+    parts = collect_calibration(
         checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
     )
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_factors(model, calibration.parts, options, streams, progress=progress)
+        n_steps = steps_of_model(model, streams, effort)
+        return fit_factors(model, parts, options, streams, n_steps, progress=progress)
 
     names = names_of(checkpoint, what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
     return Factorisation(
         "calibrated",
-        calibration.parts,
+        parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit,
-        weights=dict.fromkeys(predict, _NOT_FITTED),
+        fit=fit if PASSES[effort] else None,
+        weights=dict.fromkeys(predict, _NOT_FITTED) if PASSES[effort] else {},
     )
 
 
@@ -131,7 +115,7 @@ def fit_factors(
     parts: Mapping[str, LazyPart],
     options: Mapping[str, Sequence[int]],
     streams: Streams,
-    n_steps: int | None = None,
+    n_steps: int,
     *,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -148,13 +132,12 @@ def fit_factors(
     streams
         As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
     n_steps
-        Optimizer steps per layer; None for `steps_of_model`.
+        Optimizer steps per layer.
     progress
         Called as progress(stage, done, total).
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    steps = steps_of_model(model, streams) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
 
@@ -185,7 +168,7 @@ def fit_factors(
         ]
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         return map(packed, count(first), fit)
 
-    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, steps), fitted)
+    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)

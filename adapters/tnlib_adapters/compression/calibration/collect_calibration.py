@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.activation_statistics.component_files import ComponentFile
-from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration, SelectedWeights
+from tnlib_adapters.compression.activation_statistics.selected_weights import (
+    GroupCalibration,
+    SelectedWeights,
+    WeightGroup,
+)
 from tnlib_adapters.compression.activation_statistics.statistics import Statistics, collect
 from tnlib_adapters.compression.activation_statistics.statistics_files import (
     Spill,
@@ -24,7 +28,7 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
@@ -39,16 +43,8 @@ TOKENS_OF_STATISTICS = 32_768
 TOKENS_OF_FIT = 65_536
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Factorised layers and other weights of a model, by module, and the statistics of all."""
-
-    parts: dict[str, LazyPart]
-    statistics: Statistics
-
-
 # function of the checkpoint and of a group; without its arrays the checkpoint tells what is stored how
-PartsOf = Callable[[Checkpoint, GroupCalibration], Mapping[str, Factorised]]
+PartsOf = Callable[[Checkpoint, Any], Mapping[str, Factorised]]
 
 
 def collect_calibration(
@@ -62,8 +58,11 @@ def collect_calibration(
     file: Path | None = None,
     spill: Spill | None = None,
     workspace: Workspace | None = None,
-) -> Calibration:
-    """Collect calibration statistics block by block, and factorise the weights that `what` selects by them.
+    rounding: bool = False,
+) -> dict[str, LazyPart]:
+    """Return the layers and other weights that `what` selects, by module, factorised by statistics of a text.
+
+    The statistics are collected block by block.
 
     Parameters
     ----------
@@ -72,7 +71,7 @@ def collect_calibration(
     batches
         Batches of the calibration text.
     parts_of
-        Function that factorises the weights of a group.
+        Function that factorises the weights of a `GroupCalibration`, of a `WeightGroup` for `rounding`.
     progress
         Called as progress(stage, done, total).
     what
@@ -83,33 +82,38 @@ def collect_calibration(
         Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
+    rounding
+        If True, collect the statistics of rounding: weighted moments, and no components.
     """
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
     model, spill = weights.folded(model), spill or Spill()
     places = weights.places(model)
     streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
+    origin["kind"] = "rounding" if rounding else "components"
     files = StatisticsFiles(spill, origin, file)
     files.is_complete()  # raises if it is of another model
     spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "dtype": f"{model.dtype}"})
     workspace = workspace or Workspace()
-    groups = _Groups(weights, places, model.device, parts_of, workspace, spill)
+    groups = _Groups(weights, places, model.device, parts_of, workspace, spill, rounding=rounding)
 
     def save(group: int, statistics: Statistics) -> None:
         files.save(group, statistics)
         groups.factorise(group, statistics)
 
     if not files.is_complete():
-        done, components = files.done(), groups.components
-        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done)
+        done, components = files.done(), None if rounding else groups.components
+        collect(model, places, sample, progress, components=components, streams=streams, save=save, done=done,
+                rounding=rounding)  # fmt: skip
         files.join()
     for group in sorted({place.group for place in places.values()} - groups.factorised):  # collected before
         statistics = files.statistics({name for key, place in places.items() if place.group == group
                                        for name in (key, place.reads)})  # fmt: skip
-        groups.components(group, statistics)
+        if not rounding:
+            groups.components(group, statistics)
         groups.factorise(group, statistics)
     parts = groups.parts()
-    return Calibration({module: parts[module] for module in weights.modules}, files.statistics())
+    return {module: parts[module] for module in weights.modules}
 
 
 class _Groups:
@@ -126,10 +130,13 @@ class _Groups:
         parts_of: PartsOf,
         workspace: Workspace,
         spill: Spill,
+        *,
+        rounding: bool,
     ) -> None:
         self._weights, self._places, self._device = weights, places, device
         self._parts_of, self._workspace, self._spill = parts_of, workspace, spill
         self._current: GroupCalibration | None = None
+        self._rounding = rounding
         self._pending: deque[Future[Mapping[str, Factorised]]] = deque()
         self._parts: dict[str, LazyPart] = {}
         self.factorised: set[int] = set()
@@ -142,9 +149,14 @@ class _Groups:
 
     def factorise(self, group: int, statistics: Statistics) -> None:
         """Start to factorise the weights of the group whose components were made last, by its statistics."""
-        if self._current is None or self._current.index != group:
+        own: WeightGroup
+        if self._rounding:
+            own = self._weights.read_group(group, self._places, statistics)
+        elif self._current is None or self._current.index != group:
             raise RuntimeError(f"collect_calibration: components of group {group} must be made before.")
-        call = partial(self._parts_of, self._weights.checkpoint, replace(self._current, statistics=statistics))
+        else:
+            own = replace(self._current, statistics=statistics)
+        call = partial(self._parts_of, self._weights.checkpoint, own)
         self._pending.append(self._workspace.workers.submit(call))
         self._current = None
         self.factorised.add(group)

@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
-STEPS, ROUNDED_STEPS = 400, 200  # optimizer steps of a layer, of factors and of rounded weights
+STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
+PASSES = {"low": 0, "default": 2, "high": 1000}  # passes over the calibration text in a layer, by effort
 
 
-def fit_steps(n_batches: int, *, in_bits: bool, fit_in_memory: bool) -> int:
+def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
     """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
-    most = ROUNDED_STEPS if in_bits else STEPS
-    return most if fit_in_memory else min(most, n_batches)
+    passes = PASSES[effort] if fit_in_memory else min(PASSES[effort], 1)
+    return min(ROUNDED_STEPS if in_bits else STEPS, passes * n_batches)
 
 
-def steps_of_model(model: RunningModel, streams: Streams, *, in_bits: bool = False) -> int:
+def steps_of_model(model: RunningModel, streams: Streams, effort: str, *, in_bits: bool = False) -> int:
     """Return `fit_steps` of a running model."""
-    return fit_steps(len(streams.batches), in_bits=in_bits, fit_in_memory=model.fits_in_memory)
+    return fit_steps(len(streams.batches), effort, in_bits=in_bits, fit_in_memory=model.fits_in_memory)
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

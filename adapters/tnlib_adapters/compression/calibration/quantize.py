@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
+from tnlib_adapters.compression.activation_statistics.selected_weights import WeightGroup
+from tnlib_adapters.compression.activation_statistics.statistics import Statistics
 from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
-from tnlib_adapters.compression.methods.compensated_rounding import rounding_loss
-from tnlib_adapters.compression.methods.components import Components, multiply_rows, nearest_kronecker_product
+from tnlib_adapters.compression.methods.components import moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import (
@@ -27,7 +27,7 @@ from tnlib_adapters.compression.methods.quantized import (
     QuantizedWeight,
     RoundedProduct,
 )
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock
     from tnlib_adapters.instrument.running_model import RunningModel
 
-_NEGLIGIBLE = 1e-8  # squared singular values below this share of the largest have losses of rounding errors
+_NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 
 
 def factorise_quantized(
@@ -51,39 +51,51 @@ def factorise_quantized(
     folder: Path | None = None,
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
+    effort: str = "default",
     bits: int | None = None,
+    factors: bool = True,
     fewer_numbers: bool = False,
 ) -> Factorisation:
     """Round `what` of every layer by the statistics of a text; costs are bits, and the chosen weights are fitted on it.
 
     Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options;
-    `fewer_numbers` adds options for a bound on the numbers.
+    `factors` adds products of two factors, `fewer_numbers` options for a bound on the numbers.
     """
     model = (source or SourceModel(checkpoint)).original
     batches, spill = model.batches(text), Spill(folder)
-    parts_of = partial(_rounded_parts, {"bits": bits, "fewer_numbers": fewer_numbers})
-    calibration = collect_calibration(
-        checkpoint, model, batches, parts_of, progress, what=what, file=file, spill=spill, workspace=workspace
+    parts_of = partial(_rounded_parts, {"bits": bits, "factors": factors, "fewer_numbers": fewer_numbers})
+    parts = collect_calibration(
+        checkpoint,
+        model,
+        batches,
+        parts_of,
+        progress,
+        what=what,
+        file=file,
+        spill=spill,
+        workspace=workspace,
+        rounding=True,
     )
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        return fit_rounded(model, calibration.parts, options, streams, progress=progress)
+        n_steps = steps_of_model(model, streams, effort, in_bits=True)
+        return fit_rounded(model, parts, options, streams, n_steps, progress=progress)
 
     return Factorisation(
         "quantized",
-        calibration.parts,
+        parts,
         count_compressed(checkpoint, what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit,
+        fit=fit if PASSES[effort] else None,
         in_bits=True,
     )
 
 
-def _rounded_parts(forms: Mapping[str, Any], checkpoint: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
+def _rounded_parts(forms: Mapping[str, Any], checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
     """Return the options of all weights of a group."""
-    layer = {} if group.layer is None else {group.module: _layer(checkpoint, group, forms)}
-    return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.matrices}
+    layer = {} if group.projections is None else {group.module: _layer(checkpoint, group, forms)}
+    return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
 
 
 def fit_rounded(
@@ -91,7 +103,7 @@ def fit_rounded(
     parts: Mapping[str, LazyPart],
     options: Mapping[str, Sequence[int]],
     streams: Streams,
-    n_steps: int | None = None,
+    n_steps: int,
     *,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -101,7 +113,6 @@ def fit_rounded(
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    steps = steps_of_model(model, streams, in_bits=True) if n_steps is None else n_steps
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name in outside:
@@ -123,11 +134,11 @@ def fit_rounded(
         return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=steps, first=first, progress=progress)
+        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         for k, block in enumerate(fit, first):
             yield [(name, _packed(parts[name].load(), name, block)) for name in inside[k]]
 
-    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, steps)
+    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, n_steps)
     yield from saved(files, fitted)
 
 
@@ -138,12 +149,12 @@ def _packed(part: Any, name: str, block: RoundedBlock) -> list[FactoredMatrix]:
     return matrices
 
 
-def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, Any]) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Mapping[str, Any]) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
-    k, folded, layer = group.index, cast(Projections, group.projections), cast(CalibratedLayer, group.layer)
+    k, folded = group.index, cast(Projections, group.projections)
     statistics, weights, means = group.statistics, dict[str, QuantizedWeight](), dict[str, Array]()
     for name in NAMES:
-        weight, slopes = folded.weights[name], statistics.slopes[f"{k}.{name}"]
+        weight = folded.weights[name]
         reads = statistics.reads_of_projection(k, name, len(weight))
         if name != "o" and name in folded.biases:
             # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
@@ -151,42 +162,45 @@ def _layer(checkpoint: Checkpoint, group: GroupCalibration, forms: Mapping[str, 
             count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
-        components, gates = layer.components[name], statistics.gates[f"{k}.{name}"]
-        biased = with_bias_row(folded, name)  # the components are those of this matrix
-        of_biased = statistics.reads_of_projection(k, name, len(biased))
-        scale = _loss_per_error(components, gates, biased, of_biased, slopes)
-        weights[name] = QuantizedWeight(weight, reads, slopes, scale, **forms)
+        (scale,) = statistics.gates[f"{k}.{name}"]
+        weights[name] = QuantizedWeight(weight, reads, statistics.slopes[f"{k}.{name}"], float(scale), **forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
 
-def _matrix(checkpoint: Checkpoint, group: GroupCalibration, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
+def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
-    wiring, statistics = checkpoint.wiring, group.statistics
-    weight, n_bias = group.matrices[name].weight, group.matrices[name].fixed
-    reads, slopes = statistics.reads[name], statistics.slopes[name]
-    components = group.matrices[name].components
-    by_row = wiring.is_embedding(name)
-    metric: tuple[Array | None, Array | None] = (reads, slopes)
-    if wiring.is_unembedding(name):
-        metric = (reads, None)  # the gradients of the logits are as wide as the vocabulary
-    elif by_row and wiring.tied_key is not None:
-        looked_up = weight.T.astype(np.float64) @ multiply_rows(reads, weight)
-        predicts = statistics.slopes[wiring.tied_key], statistics.reads[wiring.tied_key]
-        metric = (None, nearest_kronecker_product([(looked_up, slopes), predicts])[1])
-    scale = _loss_per_error(components, statistics.gates[name], weight, *metric)
-    quantized = QuantizedWeight(weight, *metric, scale, by_row=by_row, **forms)
+    wiring, (weight, n_bias) = checkpoint.wiring, group.weights[name]
+    metric, scale = _metric(wiring, name, weight, group.statistics)
+    quantized = QuantizedWeight(weight, *metric, scale, by_row=wiring.is_embedding(name), **forms)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
     return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))
 
 
-def _loss_per_error(
-    components: Components, gates: Array, weight: Array, reads: Array | None, slopes: Array | None
-) -> float:
-    """Return the mean loss per unit of `rounding_loss` in this metric, over the components of a weight.
+def _metric(
+    wiring: Wiring, name: str, weight: Array, statistics: Statistics
+) -> tuple[tuple[Array | None, Array | None], float]:
+    """Return the moments of rows and columns of a matrix, and the loss per unit of `rounding_loss` in this metric.
 
-    Moments alone treat the tokens of a text as independent; the gates do not. On MiniLM the factors of projections
-    differ by up to 25.
+    Rounding errors E of tables are white in the metric, as those of other weights are, and terms of different tokens
+    are independent. With N tokens, the sum e of |p|^2 over logits and a vocabulary V, losses are
+
+        look-ups      sum_t (E_t p_t)^2           =  tr(P E^T diag(n) E) / N
+        predictions   sum_t |x_t E|^2 |p_t|^2 / V  =  tr(E^T A E) e / (N V)
+
+    and for a table with both uses, whose metric B is a compromise, tr(B E^T E) (tr(B^-1 P) + tr(B^-1 A) e / N) / (V d).
     """
-    squares = components.losses * rounding_loss(weight.astype(np.float64), reads, slopes)
-    counted = squares > _NEGLIGIBLE * squares.max(initial=0.0)
-    return float(np.mean(gates[counted] / squares[counted])) if counted.any() else 0.0
+    reads, slopes, uses = statistics.reads, statistics.slopes, statistics.gates[name]
+    if len(uses) == 1:
+        return (reads[name], slopes[name]), float(uses[0])
+    energy, n_tokens, n_texts = uses.tolist()
+    if wiring.is_unembedding(name):  # the gradients of the logits are as wide as the vocabulary
+        return (reads[name], None), energy / n_tokens / weight.shape[1] / n_texts
+    if wiring.tied_key is None:
+        return (reads[name], slopes[name]), 1 / n_tokens / n_texts
+    looked_up = moments_of_rows(weight, reads[name])
+    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
+    metric = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
+    damped = metric + _NEGLIGIBLE * np.trace(metric) / len(metric) * np.eye(len(metric))
+    energy = float(statistics.gates[wiring.tied_key][0])
+    both = np.linalg.solve(damped, slopes[name] + energy / n_tokens * reads[wiring.tied_key])
+    return (None, metric), float(np.trace(both)) / weight.size / n_texts

@@ -33,7 +33,7 @@ from tnlib_adapters.compression.methods.factorise import FactorisedMatrix, PerWe
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix

@@ -17,7 +17,8 @@ from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_secon
 from tnlib_adapters.compression.evaluation.plain_int8 import round_weights
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.methods.other_matrices import names_of
-from tnlib_adapters.compression.request import REPORT, Progress, check_reads_text, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import read_text

@@ -17,13 +17,14 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
-from tnlib_adapters.compression.layouts.layout_options import HEAD, NEURONS
 from tnlib_adapters.compression.layouts.narrowed_layers import NarrowedLayers, Widths, widths_of
 from tnlib_adapters.compression.methods.factorisation import measure_of_text
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.options import HEAD, NEURONS
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport
-from tnlib_adapters.compression.request import Progress, Request
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes, count_matrix, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, check_finite
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_replaced
@@ -69,7 +70,7 @@ class NarrowModel:
         sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
         self._narrow = self._with_config(sizes)  # with its own scale of the scores; the tensors are the original ones
         self._sizes = sizes | ({NEURONS: widths.neurons} if neurons else {})
-        self._layers = NarrowedLayers(checkpoint, widths, workspace)
+        self._layers = NarrowedLayers(checkpoint, widths, workspace, request.effort)
         self._tensors = StoredArrays(workspace)
 
     def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
@@ -114,12 +115,12 @@ class NarrowModel:
 
     def _requested(self, request: Request) -> Widths:
         """Return the widths of a request; for a fraction, heads first, and as many neurons as the rest admits."""
-        before, sizes = self._before, request.sizes or {}
-        if request.keep is not None:
+        before, sizes, keep = self._before, request.budget.sizes or {}, request.budget.keep
+        if keep is not None:
             self._check_heads()
             self._check_neurons()
-            head = max(2, 2 * math.floor(request.keep * before.head / 2 + 1e-9))
-            return Widths(head, head, self._neurons_within(request.keep, head))
+            head = max(2, 2 * math.floor(keep * before.head / 2 + 1e-9))
+            return Widths(head, head, self._neurons_within(keep, head))
         head, neurons = _at_most(HEAD, sizes.get(HEAD, before.head), before.head), before.neurons
         if NEURONS in sizes:
             self._check_neurons()

@@ -28,7 +28,7 @@ from tnlib_adapters.compression.methods.calibrated import with_bias_row
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
-from tnlib_adapters.compression.request import Progress
+from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.projections import NAMES, Products, Projections
@@ -63,6 +63,8 @@ class NarrowedLayers:
         Of the narrow layers.
     workspace
         Memory and temporary files of the weights.
+    effort
+        A key of `PASSES`.
 
     Attributes
     ----------
@@ -70,10 +72,10 @@ class NarrowedLayers:
         Rotary planes of all layers and heads; None for all columns of queries and keys.
     """
 
-    def __init__(self, checkpoint: Checkpoint, widths: Widths, workspace: Workspace) -> None:
+    def __init__(self, checkpoint: Checkpoint, widths: Widths, workspace: Workspace, effort: str) -> None:
         self._checkpoint, self._widths, self._before = checkpoint, widths, widths_of(checkpoint)
         self._heads_narrow, self._fewer = widths.head < self._before.head, widths.neurons != self._before.neurons
-        self._arrays = StoredArrays(workspace)
+        self._arrays, self._effort = StoredArrays(workspace), effort
         self._plane_losses = np.zeros(checkpoint.sizes.d_head // 2)  # without a rotary plane of all layers and heads
         self.planes: RotaryPlanes | None = None
 
@@ -94,7 +96,7 @@ class NarrowedLayers:
         collect(model, places, sample, progress, components=gated, streams=streams, save=self._choose)
         if self._heads_narrow:
             self.planes = choose_planes(self._plane_losses, self._widths.head // 2)
-        n_steps = steps_of_model(model, streams)
+        n_steps = steps_of_model(model, streams, self._effort)
         yield from fit_narrowed(model, streams, self._start, n_steps=n_steps, progress=progress)
 
     def _query_columns(self, k: int, _moments: Statistics) -> dict[str, Components]:

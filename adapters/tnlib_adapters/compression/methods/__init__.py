@@ -1,7 +1,1 @@
 """Factorisation methods: the components of every matrix, their sizes and errors."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -22,7 +22,7 @@ from tnlib_adapters.compression.allocate import (
 )
 from tnlib_adapters.compression.methods.out_of_core import Factorised as Factorised
 from tnlib_adapters.compression.methods.out_of_core import StoredMatrices, Workspace
-from tnlib_adapters.compression.request import Progress, quiet
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 
 # error measures: without a text the root mean square over blocks, see `root_mean_square`; with one, of model outputs

@@ -127,11 +127,6 @@ class Matrix:
         """Curve of all ranks, then of the dense matrix."""
         return [self.components.curve(self.weight.size, gauged=self._gauged, looked_up=self._looked_up)]
 
-    @property
-    def n_before(self) -> int:
-        """Numbers of the dense matrix and its bias."""
-        return self.weight.size + self.fixed
-
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors of rank choice[0]; the last option is the dense matrix."""
         return self.packed(self.factors(choice))

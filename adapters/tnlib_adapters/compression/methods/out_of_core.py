@@ -37,17 +37,16 @@ class Workspace:
     folder
         Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
         are made again when they are used, and plans stay in memory.
+
+    Attributes
+    ----------
     workers
-        Executor of the decompositions.
+        Executor of the decompositions, this process unless another is set.
     """
 
-    def __init__(
-        self,
-        max_bytes: float = CACHE_BYTES,
-        folder: Callable[[], Path] | None = None,
-        workers: Workers = SERIAL,
-    ) -> None:
-        self._max_bytes, self._folder, self.workers = max_bytes, folder, workers
+    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
+        self._max_bytes, self._folder = max_bytes, folder
+        self.workers: Workers = SERIAL
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:

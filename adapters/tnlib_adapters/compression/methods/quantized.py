@@ -1,4 +1,4 @@
-"""Weights in integers of few bits, whole, as two factors or as a sum of both, with the expected loss of every form.
+"""Weights in integers of few bits, whole or as two factors, with the expected loss of every form.
 
 The factors of rank r are the first r components of a weight W in the metric of its inputs (moments A) and of its output
 gradients (moments P), with P-orthonormal rows of R. A product does not change under L Q, Q^T R with an orthogonal Q
@@ -12,8 +12,6 @@ refitted to the rounded L,
 
 in the metric of L^T A L and P. Below two bits per number, factors of 2 or 3 bits lose less than whole weights can.
 
-A whole weight beside factors is W - L R, rounded with compensation, plus L R: the components with the largest entries
-are left out of the grid, whose steps become smaller (LQER, Zhang et al., ICML 2024; CALDERA, Saha et al., 2024).
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
 
 GROUPS = (0, 128)  # numbers that share a scale: a whole column, or 128 of its entries
-_MEASURED = 4  # bits up to which losses are measured; those at more are extrapolated
-_PER_BIT = 3.9  # ratio of the losses of neighbouring widths above them: 3.8 to 3.95 on MiniLM and the built-in Llama
+# Losses by bits, relative to the measured one at 3 bits, in whole columns and in groups: those of
+# normally distributed numbers, met to 3 % by the weights of SmolLM2.
+_MEASURED = 3
+_OF_COLUMNS = {2: 3.8, 3: 1.0, 4: 0.286, 5: 0.082, 6: 0.022, 8: 0.0014}
+_OF_GROUPS = {2: 3.85, 3: 1.0, 4: 0.27, 5: 0.069, 6: 0.017, 8: 0.0014}
 _FACTOR_BITS = (2, 3)
-_MORE_FACTOR_BITS = (4, 5, 6, 8)  # where numbers are bounded; those of more than 4 bits are extrapolated
-_FRACTIONS = (0.2, 0.4, 0.6)  # numbers of factors per number of the weight, at which losses are measured
+_MORE_FACTOR_BITS = (4, 5, 6, 8)  # where numbers are bounded
+_FRACTIONS = (0.2, 0.6)  # numbers of factors per number of the weight, at which losses are measured
 _LARGEST_FRACTION = 0.95  # one more where numbers are bounded
 _N_RANKS = 24  # options between them, with interpolated losses
-# Of factors beside a whole weight: 4 % of its numbers. On MiniLM rank 8 lowers the predicted loss at 3 bits by 3.5 %,
-# ranks 2, 4, 8 and 16 together by 3.8 %; 2 or 3 bits beside them are worth their bits, 4 are not.
-_CORRECTION, _CORRECTION_BITS, _CORRECTED = 0.04, 3, (2, 3)
 _RIDGE = 1e-6  # of the refitted factor, relative to the mean moment
 
 
@@ -53,12 +51,9 @@ class Option:
     Parameters
     ----------
     bits, group
-        Bits of a number of the whole weight, or of the factors where there is none, and numbers per scale, 0 for all of
-        a column or component.
+        Bits of a number, and numbers per scale, 0 for all of a column or component.
     rank
-        Of the factors; None without factors.
-    is_whole
-        False if only the factors are stored.
+        Of two factors; None for the whole weight.
     cost
         Stored bits.
     numbers
@@ -70,7 +65,6 @@ class Option:
     bits: int
     group: int
     rank: int | None
-    is_whole: bool
     cost: int
     numbers: int
     loss: float
@@ -105,6 +99,8 @@ class QuantizedWeight:
         whole.
     bits
         Bits of the only option, a whole weight with the fewest scales; None for all options.
+    factors
+        True for options as two factors too.
     fewer_numbers
         True for options that others undercut in bits and in loss, but not in numbers.
     """
@@ -118,11 +114,12 @@ class QuantizedWeight:
         *,
         by_row: bool = False,
         bits: int | None = None,
+        factors: bool = True,
         fewer_numbers: bool = False,
     ) -> None:
         self.weight, self._reads, self._slopes = weight, reads, slopes
         self._loss_scale, self._by_row, self._bits = loss_scale, by_row, bits
-        self._fewer_numbers = fewer_numbers
+        self._factors, self._fewer_numbers = factors, fewer_numbers
 
     @cached_property
     def options(self) -> list[Option]:
@@ -130,8 +127,8 @@ class QuantizedWeight:
         if self._bits is not None:
             return self._whole((self._bits,), GROUPS[:1])
         candidates = self._whole(BITS, GROUPS)
-        if not self._by_row and self.weight.any():  # zeros have no components
-            candidates += [*self._factored(), *self._corrected(candidates)]
+        if self._factors and not self._by_row and self.weight.any():  # zeros have no components
+            candidates += self._factored()
         options = list[Option]()
         for option in sorted(candidates, key=lambda option: (option.cost, option.loss, option.numbers)):
             undercut = (own for own in options if own.loss <= option.loss)
@@ -151,70 +148,43 @@ class QuantizedWeight:
         chosen = self.options[option]
         if chosen.rank is None:
             return RoundedProduct((self._round(self.weight, chosen),), (self.weight,))
-        product = self._product(chosen.rank, _CORRECTION_BITS if chosen.is_whole else chosen.bits)
-        if not chosen.is_whole:
-            return product
-        rest = self.weight - product.values()
-        return RoundedProduct((self._round(rest, chosen), *product.integers), (rest, *product.originals))
+        return self._product(chosen.rank, chosen.bits)
 
     def _round(self, whole: Array, option: Option) -> Integers:
         form = IntegerFormat(option.bits, int(self._by_row), option.group)
         return round_compensated(whole, form, self._reads, self._slopes)
 
     def _whole(self, widths: Sequence[int], groups: Sequence[int]) -> list[Option]:
-        """Return the whole weight in these widths, ascending, and groups; losses beyond 4 bits are extrapolated."""
+        """Return the whole weight in these widths and groups, with losses relative to the measured one at 3 bits."""
         axis, options = int(self._by_row), list[Option]()
         for group in (group for group in groups if group < self.weight.shape[axis]):
-            losses = dict[int, float]()
+            form = IntegerFormat(_MEASURED, axis, group)
+            rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
+            measured = self._loss(rounded.values())
             for bits in widths:
-                measured = min(bits, _MEASURED)
-                if measured not in losses:
-                    form = IntegerFormat(measured, axis, group)
-                    rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
-                    losses[measured] = self._loss(rounded.values(np.float64))
                 form = IntegerFormat(bits, axis, group if bits < 8 else 0)
-                expected, n_bits = losses[measured] * _PER_BIT ** (measured - bits), form.n_bits(self.weight.shape)
-                options.append(Option(bits, form.group, None, True, n_bits, self.weight.size, expected))
+                expected = measured * (_OF_GROUPS if group else _OF_COLUMNS)[bits]
+                options.append(
+                    Option(bits, form.group, None, form.n_bits(self.weight.shape), self.weight.size, expected)
+                )
         return options
 
     def _factored(self) -> list[Option]:
-        """Return factors of different widths and ranks, whose losses are interpolated between some ranks."""
+        """Return factors of different widths and ranks, with losses of rounding interpolated between some ranks."""
         fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._fewer_numbers else _FRACTIONS
         ranks = sorted({self._rank(fraction) for fraction in fractions} - {0})
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
         truncated = self._loss_scale * self._truncated
-        options, rounding = list[Option](), np.zeros(len(chosen))
+        losses = [self._loss(self._product(rank, _MEASURED, descend=False).values()) for rank in ranks]
+        rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
+        measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
+        options = list[Option]()
         for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._fewer_numbers else ())):
-            if bits <= _MEASURED:
-                losses = [self._loss(self._product(rank, bits, descend=False).values()) for rank in ranks]
-                logarithms = np.log(np.maximum(losses, np.finfo(np.float64).tiny))
-                expected = np.exp(np.interp(chosen, ranks, logarithms))
-                rounding = np.maximum(expected - truncated[chosen], 0)
-            else:
-                expected = truncated[chosen] + rounding * _PER_BIT ** (_MEASURED - bits)
+            expected = truncated[chosen] + measured * _OF_COLUMNS[bits]
             for rank, loss in zip(chosen.tolist(), expected.tolist(), strict=True):
-                options.append(Option(bits, 0, rank, False, *self._sizes(rank, bits), loss))
-        return options
-
-    def _corrected(self, whole: Sequence[Option]) -> list[Option]:
-        """Return whole weights with few bits beside factors, up to the first width at which these do not pay."""
-        rank, options = self._rank(_CORRECTION), list[Option]()
-        if rank == 0:
-            return []
-        product = self._product(rank, _CORRECTION_BITS, descend=False).values()
-        n_bits, n_numbers = self._sizes(rank, _CORRECTION_BITS)
-        alone = {option.bits: option for option in whole if option.group == 0}
-        for bits in _CORRECTED:
-            now, following = alone[bits], alone[bits + 1]
-            form = IntegerFormat(bits, 0)
-            rounded = round_compensated(self.weight - product, form, self._reads, self._slopes, descend=False)
-            loss = self._loss(rounded.values(np.float64) + product)
-            options.append(Option(bits, 0, rank, True, now.cost + n_bits, now.numbers + n_numbers, loss))
-            share = n_bits / (following.cost - now.cost)  # of the step to the next width, by bits
-            if loss > now.loss + share * (following.loss - now.loss):
-                break
+                options.append(Option(bits, 0, rank, *self._sizes(rank, bits), loss))
         return options
 
     @cached_property
@@ -345,11 +315,7 @@ class QuantizedMatrix:
 
 def _packed(integers: tuple[Integers, ...], of: str = "", bias: Array | None = None) -> FactoredMatrix:
     """Return the factored matrix of the rounded parts of a weight, see `weight_of_parts`."""
-    kind, names = {
-        1: ("dense", (whole_part(of),)),
-        2: ("low_rank", ("left", "right")),
-        3: ("corrected", (whole_part(of), "left", "right")),
-    }[len(integers)]
+    kind, names = ("dense", (whole_part(of),)) if len(integers) == 1 else ("low_rank", ("left", "right"))
     parts = dict(zip(names, integers, strict=True))
     arrays = {part: held.values() for part, held in parts.items()} | ({} if bias is None else {"bias": bias})
     return FactoredMatrix(kind, of, arrays).with_integers(parts)

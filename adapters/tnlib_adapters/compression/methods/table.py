@@ -120,7 +120,7 @@ for _row in (
         "errors compensate each other; requires --calibrate",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
-        kinds=("dense", "low_rank", "corrected"),
+        kinds=("dense", "low_rank"),
         applies_to=EVERYWHERE,
         calibration="required",
         in_bits=True,

@@ -1,7 +1,1 @@
 """Compression report: data, HTML page and terminal output."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -51,10 +51,10 @@ def write_page(report: Report, file: Path) -> None:
     """Write the page: summary, sizes, errors per head and layer, and spectra."""
     name = Path(report.source).resolve().name
     body = [
-        f"<h1>{html.escape(name)}, {html.escape(headline(report) or _size(report))}</h1>",
+        f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
         *_trade(report),
-        f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method} "
-        f"and written in layout {report.layout}"
+        f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method}, "
+        f"{html.escape(size_text(report))}, and written in layout {report.layout}"
         f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its numbers are the entries of "
         "weights, biases and factors.</p>",
         f"<p>To load it, put its path in the place of <code>folder</code>: <code>{html.escape(report.load)}</code></p>",
@@ -89,12 +89,6 @@ def write_page(report: Report, file: Path) -> None:
     file.write_text(page(name, body), encoding="utf-8")
 
 
-def _size(report: Report) -> str:
-    if report.is_rounded:
-        return f"{size_text(report)} by method {report.method}"
-    return f"{report.kept:.1%} of its {report.subject} kept by method {report.method}"
-
-
 def _trade(report: Report) -> list[str]:
     """Return the conclusion and the table of bytes and errors beside plain int8, if there are errors on a text."""
     conclusion, error = verdict(report), report.plain_measured
@@ -121,7 +115,7 @@ def _rounded(report: Report) -> list[str]:
         [
             f"{own.module}, {own.of}" if own.of else own.module,
             str(own.bits),
-            f"{'+ ' if own.is_corrected else ''}{own.rank or ''}",
+            str(own.rank or ""),
             str(own.group or ""),
             f"{own.n_bytes / 1e3:,.1f}",
         ]
@@ -130,9 +124,9 @@ def _rounded(report: Report) -> list[str]:
     return [
         "<h2>Bits of every weight</h2>",
         "<p>A weight without a rank is stored as one matrix of integers with scales. A weight with a rank is stored as "
-        "two such factors of this rank or, with a plus sign, as a matrix to which the product of two factors is added. "
-        "The group is the number of entries that share a scale. If the cell is empty, every column of the weight "
-        "(in, out), every component of the factors, or every row of an embedding table has a scale."
+        "two such factors of this rank. The group is the number of entries that share a scale. If the cell is empty, "
+        "every column of the weight (in, out), every component of the factors, or every row of an embedding table has "
+        "a scale."
         f"{' The files hold the products in floats.' if report.layout == 'dense' else ''}</p>",
         table(["weight", "bits", "rank", "group", report.rounded_bytes_label], rows),
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from tnlib_adapters.files.process_memory import resident_memory
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.request import Progress
+    from tnlib_adapters.compression.progress import Progress
 
 _COLUMNS = 76  # of a line without its bar
 

@@ -68,7 +68,7 @@ class MatrixReport:
 
 @dataclass(frozen=True)
 class RoundedReport:
-    """One weight that is stored as integers, whole, as two factors, or as their sum."""
+    """One weight that is stored as integers, whole or as two factors."""
 
     module: str
     of: str  # projections of an attention module, such as "q" or "qk"; otherwise ""
@@ -76,7 +76,6 @@ class RoundedReport:
     rank: int | None  # of two factors; None without them
     group: int  # numbers that share a scale; 0 for those of a whole column or component, or of a row of a table
     n_bytes: int  # codes and scales, which the dense layout multiplies out
-    is_corrected: bool = False  # True for a whole weight beside factors, whose bits and groups these are
 
 
 @dataclass(frozen=True)
@@ -177,16 +176,21 @@ def size_text(report: Report) -> str:
     return f"{report.kept:.4f} of the {report.subject}{genitive} numbers kept"
 
 
-def headline(report: Report) -> str | None:
-    """Return bytes before and after, and the error on held-out text; None if none was measured on a text."""
-    if report.measured is None or (report.plain_measured is None and not report.is_smaller_model):
-        return None
+def headline(report: Report) -> str:
+    """Return the bytes of all weights before and after, and the error; of the weights, if there was no text."""
+    before, after = (_mb(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
+    sizes = f"all weights: {before} -> {after}"
+    is_on_text = report.plain_measured is not None or report.is_smaller_model
+    if report.measured is None or not (is_on_text or report.measure == RELATIVE):
+        return sizes
+    return f"{sizes}; {report.measure} {report.measured:.2g} {'on held-out text' if is_on_text else 'of the weights'}"
+
+
+def part_sizes(report: Report) -> str:
+    """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
-    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per number"
-    return (
-        f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}; {report.measure} {report.measured:.2g} on held-out "
-        "text"
-    )
+    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per parameter"
+    return f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}"
 
 
 def verdict(report: Report) -> str | None:
@@ -230,10 +234,9 @@ def _sizes(report: Report) -> list[Line]:
     if report.layout == "dense" and not report.is_rounded:
         lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
-        counts = Counter((own.rank is None or own.is_corrected, own.is_corrected, own.bits) for own in report.rounded)
+        counts = Counter((own.rank is None, own.bits) for own in report.rounded)
         forms = [
-            f"{n} {'in' if is_whole else 'as factors in'} {bits} bits{' beside factors' if is_corrected else ''}"
-            for (is_whole, is_corrected, bits), n in sorted(counts.items())
+            f"{n} {'in' if is_whole else 'as factors in'} {bits} bits" for (is_whole, bits), n in sorted(counts.items())
         ]
         lines.append(("weights by bits", "", ", ".join(forms)))
     lines += [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attention_layers import branches, homogeneous
 from oracles import assert_close, isometry, normal, refused
-from tnlib_adapters import Checkpoint, builtin_path, compress, fold, open_checkpoint
+from tnlib_adapters import Budget, Checkpoint, builtin_path, compress, fold, open_checkpoint
 from tnlib_adapters.circuits import (
     bigrams,
     copying,
@@ -101,7 +101,7 @@ def test_folded_norms_change_no_reading(name: str, opened: Callable[[str], Opene
 
 @pytest.mark.usefixtures("without_pictures")
 def test_a_compressed_model_is_read(tmp_path: Path) -> None:
-    compress(builtin_path(), tmp_path / "smaller", keep=0.7)
+    compress(builtin_path(), tmp_path / "smaller", Budget(keep=0.7), what="attention")
     smaller = open_checkpoint(tmp_path / "smaller")
     assert copying_scores(smaller)[1].min() > 0.99
     assert read_head(smaller, 0, 3).qk_tokens[0].left.by_position > 0.98

@@ -1,0 +1,127 @@
+r"""Statistics of rounding: moments of inputs weighted by gradients, and the loss per unit of the rounding cost.
+
+A rounded weight W - E changes a scalar L of the output by sum_t x_t E p_t, with inputs x_t and gradients p_t at the
+output. The expected square of one term is tr(P E^T A E) with A = E[x x^T] and P = E[p p^T], if x and p are independent.
+They are not: tokens with large gradients matter more, so A is the sum of |p_t|^2 x_t x_t^T.
+
+Errors of error-compensating rounding are nearly white in the metric of both moments (see `compensated_rounding`), so
+the mean square of the change, terms of different tokens included, is tr(P E^T A E) times
+
+    sum_s |A^-1/2 (sum_{t in s} x_t p_t^T) P^-1/2|^2 / (m n)
+
+with the sum over texts s of a sample, divided by the number of texts, or of tokens for a language model. This brings
+weights of all kinds to one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.compression.activation_statistics.moment_sums import MomentSums, add_to
+
+if TYPE_CHECKING:
+    import torch
+
+    from tnlib_adapters.compression.methods.out_of_core import Workspace
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.weight_inputs import Place, Places
+
+    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
+
+_SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs
+_DAMPED = 0.01  # of the mean moment, added before an inverse is applied
+
+
+class WeightedMoments:
+    """Sums over batches of the moments of one group of weights.
+
+    Parameters
+    ----------
+    model, places
+        The running model, and the weights of the group.
+    workspace
+        Files of inputs and gradients for a model that does not fit in memory, or None.
+    """
+
+    def __init__(self, model: RunningModel, places: Places, workspace: Workspace | None) -> None:
+        self._model, self._places = model, places
+        self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
+        self._energies, self._n_tokens, self._n_texts = dict[str, float](), 0, 0
+        self._sample: list[tuple[Batch, Observed]] = []
+
+    def add(self, batch: Batch, observed: Observed) -> None:
+        """Add the inputs and the gradients of a batch."""
+        reads, slopes = observed
+        weights: dict[str, torch.Tensor] = {}
+        for key, slope in slopes.items():
+            place = self._places[key]
+            squares = slope.square().sum(-1)  # b t
+            add_to(self._energies, key, float(squares.sum()))
+            if place.predicts:
+                self._model.load(place.group)
+                slope = slope @ place.module.get_parameter("weight").float()  # at the input: V is too wide for moments
+            elif not place.is_table:
+                add_to(weights, place.reads, squares)
+            self._slopes.add(key, slope)
+        place_of = {place.reads: place for place in self._places.values()}
+        for key, x in reads.items():
+            if place_of[key].is_table:
+                n_rows = len(place_of[key].module.get_parameter("weight"))
+                ids = x[x >= 0].cpu().numpy()
+                add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
+            else:
+                self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
+        if self._n_tokens < _SAMPLE:
+            of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._places[key])}
+            self._sample.append((batch, ({key: reads[self._places[key].reads] for key in of_blocks}, of_blocks)))
+        self._n_tokens += batch.n_tokens
+        self._n_texts += len(batch.ids)
+
+    def finish(self) -> tuple[Mapping[str, Array], Mapping[str, Array], dict[str, Array]]:
+        """Return moments of inputs, moments of gradients, and scales by key.
+
+        Of tables: the sum of |p|^2, and the numbers of tokens and of texts.
+        """
+        reads, slopes = self._reads.finish(), self._slopes.finish()
+        reads.add(self._counts)
+        scales = {key: np.array([scale]) for key, scale in self._scales(reads, slopes).items()}
+        n_texts = self._n_tokens if self._model.predicts else self._n_texts
+        for key, place in self._places.items():
+            if not self._is_inside(place):
+                scales[key] = np.array([self._energies[key], self._n_tokens, n_texts])
+        return reads, slopes, scales
+
+    def _is_inside(self, place: Place) -> bool:
+        return not (place.predicts or place.is_table)
+
+    def _scales(self, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> dict[str, float]:
+        """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
+        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, _ in self._sample)
+        scales: dict[str, float] = {}
+        inputs: dict[str, list[torch.Tensor]] = {}
+        for key, place in self._places.items():
+            if not self._is_inside(place):
+                continue
+            moments = reads[place.reads]
+            n_rows = len(moments) - (place.projection is not None and place.projection.name != "o")  # without bias
+            if place.reads not in inputs:
+                own = (observed[0][key][..., :n_rows] for _, observed in self._sample)
+                inputs[place.reads] = _whitened(own, moments[:n_rows, :n_rows])
+            outputs = _whitened((observed[1][key] for _, observed in self._sample), slopes[key])
+            squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[place.reads], outputs, strict=True))
+            scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)
+        return scales
+
+
+def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Tensor]:
+    """Return x L^-T for batches of x (b, t, m), with moments L L^T."""
+    import torch
+
+    size = float(np.trace(moments)) / len(moments) or 1.0
+    lower = np.linalg.cholesky(moments.astype(np.float64) / size + _DAMPED * np.eye(len(moments)))
+    root = torch.from_numpy(np.ascontiguousarray(lower.T, np.float32)) * size**0.5
+    return [torch.linalg.solve_triangular(root.to(x.device), x, upper=True, left=False) for x in batches]

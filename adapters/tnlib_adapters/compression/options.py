@@ -1,0 +1,270 @@
+"""Options of `compress` and `plan`: size of the result, calibration data, device and memory.
+
+Read by the command line: nothing here imports numpy before a path is given.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tnlib import ArgumentError, ArgumentTypeError
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.files.tokenizer import MAX_TOKENS
+
+HEAD, NEURONS = SIZES = ("head_dim", "intermediate_size")  # keys of config.json, the sizes of layout "narrow"
+
+LAYOUTS = {  # with lines for the help of --layout
+    "factored": "the factors; transformers loads them after `import tnlib_adapters.transformers_plugin`",
+    "dense": "the product of the factors under the original names, at the original size; loads without tnlib",
+    "narrow": "the same architecture with narrower heads and feed-forward layers, for models whose config.json states "
+    f"head_dim or intermediate_size; loads without tnlib; sizes: {', '.join(SIZES)}",
+}
+
+# forms that `compress` does not write, and the commands that do
+OTHER_COMMANDS: Mapping[str, str] = {
+    "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
+}
+
+STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Size of the compressed part of a model; several bounds hold together. Without any, see `method` of `compress`.
+
+    Parameters
+    ----------
+    bits
+        Average number of stored bits per parameter, in (0, 32], scales and biases counted. Every weight is rounded to
+        integers of 2 to 8 bits, whole or as factors, chosen by their effect on the output (method "quantized"); needs
+        calibration data.
+    keep
+        Fraction in (0, 1] of the parameters that is stored, all factors and biases counted. The result is at most 0.01
+        below it. Beside `bits`, at most this fraction is stored, in at most so many bits.
+    flops
+        Largest fraction in (0, 1] of the multiplications per token in the compressed weights, where two factors of rank
+        r of a weight (m, n) take r (m + n), and at most m n; a table of embeddings that is only looked up takes none.
+        Beside `keep`, both are met: the parameters that this leaves over go to tables. Only for method "calibrated".
+    max_error
+        Largest predicted error; the smallest size within it is chosen. Without calibration data, the error is the root
+        mean square of the relative errors of the truncated operators and weights; with them, 1 - cosine of the
+        embeddings or the divergence of the predictions in nats per token, before the fit. Only for methods that predict
+        their error: without calibration data all but "cp", with them "calibrated" and "quantized".
+    sizes
+        Instead of `keep`, for layout "narrow": `head_dim`, `intermediate_size` or both, as in config.json.
+    store
+        Number format of the factors. "float" writes them in the dtype of the weights, "int8" in one byte per number,
+        rounded to nearest, with a scale for every component; "int4", "int3" and "int2" in so many bits per number,
+        packed, with a scale for every 64 numbers. Biases are not rounded. Without a bound and without calibration data
+        this is plain rounding of the weights. Scales count as bytes, not as parameters. With layout "dense" the
+        products of the rounded factors are written.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is outside its range.
+
+    Examples
+    --------
+    >>> from tnlib_adapters import Budget
+    >>> Budget(bits=3, keep=0.5)
+    Budget(bits=3.0, keep=0.5, flops=None, max_error=None, sizes=None, store='float')
+    """
+
+    bits: float | None = None
+    keep: float | None = None
+    flops: float | None = None
+    max_error: float | None = None
+    sizes: Mapping[str, int] | None = None
+    store: str = "float"
+
+    def __post_init__(self) -> None:
+        for name, check in (("bits", _bits), ("keep", _kept), ("flops", _multiplications), ("max_error", _error)):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check(value))
+        check_one_of("Budget", "store", self.store, tuple(STORES))
+        for key, value in (self.sizes or {}).items():
+            check_one_of("Budget", "sizes", key, SIZES)
+            _check_integer("Budget", f"{key} in sizes", value, "for example 64")
+
+    @property
+    def unbounded(self) -> bool:
+        """True if no size is requested."""
+        return all(bound is None for bound in (self.bits, self.keep, self.flops, self.max_error)) and not self.sizes
+
+    @property
+    def width(self) -> int | None:
+        """Bits of a stored number; None if factors are stored as floats."""
+        return STORES[self.store]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration data, representative of the model's use. A tenth is held out to measure the result on.
+
+    Needs torch and transformers.
+
+    Parameters
+    ----------
+    text
+        Text file in UTF-8, or JSON Lines (*.jsonl) of objects with a string "text".
+    tokens
+        Tokens that are read of each line: longer lines are truncated. A language model reads windows of this many
+        tokens instead, and no line is truncated. At most the context of the model. The report has the number of
+        truncated lines.
+    statistics
+        File of the calibration statistics of "calibrated" and "quantized": created if it does not exist, resumed after
+        an interruption, and reused for another size by the same method, of the same model on the same text.
+
+    Raises
+    ------
+    ArgumentError
+        If `tokens` is below 2.
+    """
+
+    text: str | os.PathLike[str]
+    tokens: int = MAX_TOKENS
+    statistics: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("text", "statistics"):
+            if name == "text" or self.statistics is not None:
+                object.__setattr__(self, name, _as_path("Calibration", name, getattr(self, name)))
+        _check_integer("Calibration", "tokens", self.tokens, f"for example {MAX_TOKENS}", least=2)
+
+    @property
+    def partial_statistics(self) -> Path | None:
+        """Folder of statistics in progress, beside their file; None without a file."""
+        if self.statistics is None:
+            return None
+        file = Path(self.statistics)
+        return file.with_name(f"{file.name}.partial")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Device, memory, workers and progress. The result does not depend on `workers`, `cluster` and `folder`.
+
+    Parameters
+    ----------
+    device
+        Device on which the model runs on the calibration data, as torch names it: "cpu", "cuda", "cuda:1", "mps".
+        Blocks are moved there one at a time, and large weights are decomposed there.
+    dtype
+        Of the weights while they run: "float32", "bfloat16" or "float16". Sums over tokens, the factors that are fitted
+        and all that is written are not in it.
+    memory
+        Bound of the resident memory of the process, in bytes. What the libraries and the work on the largest weight
+        leave of it is shared by a batch of the text, the factors in memory and the weights of the running model;
+        factors beyond their share are written into a hidden folder beside `out`, which is removed at the end. Batches
+        of fewer than 1,024 tokens change the result. None for the defaults, with 512 MiB of factors.
+    folder
+        Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics. It
+        is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
+        None: beside the file of statistics, or a temporary folder, from which nothing is resumed.
+    workers
+        Number of processes of this machine, of one thread each, that decompose and round the weights. A script that
+        calls `compress` so needs ``if __name__ == "__main__":``, because the processes import it.
+    cluster
+        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose workers do the same. They need tnlib and dask,
+        and no files.
+    progress
+        Called with (stage, done, total).
+    force
+        Replace `out` if it is not empty.
+
+    Raises
+    ------
+    ArgumentError
+        If a value is outside its range, or `workers` and `cluster` are both given.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    memory: int | None = None
+    folder: str | os.PathLike[str] | None = None
+    workers: int | None = None
+    cluster: str | None = None
+    progress: Progress = quiet
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            _check_integer("Run", "memory", self.memory, f"the bytes, for example {4 * 10**9} (--max-memory 4G)")
+        if self.folder is not None:
+            object.__setattr__(self, "folder", _as_path("Run", "folder", self.folder))
+        if self.workers is not None and self.cluster is not None:
+            raise ArgumentError(
+                f"Run: workers and cluster exclude each other, got {self.workers} and {self.cluster!r}; pass one of "
+                "them."
+            )
+        if self.workers is not None:
+            _check_integer("Run", "workers", self.workers, "the number of processes, for example 2")
+        if self.cluster is not None and not isinstance(self.cluster, str):
+            raise ArgumentTypeError(
+                f"Run: cluster must be the address of a Dask scheduler, got {self.cluster!r}; pass for example "
+                "'tcp://10.0.0.1:8786'."
+            )
+
+
+def check_one_of(function: str, name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise if a value is not among the known ones."""
+    if value not in known:
+        raise ArgumentError(f"{function}: {name} must be one of {', '.join(known)}, got {value!r}; choose one of them.")
+
+
+def _as_path(function: str, name: str, path: Any) -> Path:
+    from tnlib._validate import as_path
+
+    return as_path(function, name, path)
+
+
+def _check_integer(function: str, name: str, value: Any, example: str, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{function}: {name} must be an integer, got {value!r}; pass {example}.")
+    if value < least:
+        raise ArgumentError(f"{function}: {name} must be at least {least}, got {value}; pass {example}.")
+
+
+def _bits(bits: Any) -> float:
+    if not _is_real(bits) or not 0.0 < float(bits) <= 32.0:
+        raise ArgumentError(
+            f"Budget: bits must lie in (0, 32], got {bits!r}; it is the average number of stored bits per parameter, "
+            "for example 4."
+        )
+    return float(bits)
+
+
+def _kept(keep: Any) -> float:
+    return _fraction("keep", keep, "parameters that is still stored")
+
+
+def _multiplications(flops: Any) -> float:
+    return _fraction("flops", flops, "multiplications per token that is left")
+
+
+def _fraction(name: str, value: Any, meaning: str) -> float:
+    if not _is_real(value) or not 0.0 < float(value) <= 1.0:
+        raise ArgumentError(
+            f"Budget: {name} must lie in (0, 1], got {value!r}; it is the fraction of the {meaning}, for example 0.5."
+        )
+    return float(value)
+
+
+def _error(max_error: Any) -> float:
+    if not _is_real(max_error) or not 0.0 <= float(max_error) < math.inf:
+        raise ArgumentError(
+            f"Budget: max_error must be a number from 0 on, got {max_error!r}; it is the predicted error that is "
+            "allowed, for example 0.02."
+        )
+    return float(max_error)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
