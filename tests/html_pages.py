@@ -73,7 +73,8 @@ def check_page(page: str, *, scripts: int = 0) -> Page:
     return found
 
 
-_POINTS, _GREY = 0.1, 0.2  # what a coordinate and a pixel may differ by: rounding elsewhere
+# What a coordinate and a pixel may differ by: rounding elsewhere, which force-directed layouts amplify.
+_POINTS, _GREY = 1.0, 0.2
 # What is not part of the picture: which version drew it, and names of clip paths, which are hashes of coordinates.
 _APART = re.compile(r"<metadata>.*?</metadata>|\bp[0-9a-f]{10}\b", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
