@@ -142,10 +142,19 @@ def test_any_number_of_workers_gives_the_same_bits(chunks: tuple[int, ...], tmp_
     assert results[0] == results[1] == results[2]
 
 
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster of two processes, started again when they die, and its client."""
+    folder = tmp_path_factory.mktemp("two")
+    with cluster_of(2, folder) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+        yield cluster, client
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 5])
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
-def test_a_killed_worker_changes_no_bit(name: str, at: int, workers: Any, client: Any) -> None:
+def test_a_killed_worker_changes_no_bit(name: str, at: int, two_workers: Any) -> None:
+    workers, client = two_workers
     a = da.from_array(noisy(noise=1e-8), chunks=(5, 12, 30, 8))
     options = {"rtol": 1e-6, "storage": Storage(memory=MEMORY, client=client)}
     want = bits(CALLS[name](a, **options))
@@ -161,7 +170,7 @@ def test_a_killed_worker_changes_no_bit(name: str, at: int, workers: Any, client
         fit = CALLS[name](a, **options)
     assert killed
     assert bits(fit) == want
-    client.wait_for_workers(1, timeout=30)
+    client.wait_for_workers(2, timeout=30)
 
 
 def in_another_process(block: np.ndarray, pid: int) -> np.ndarray:
