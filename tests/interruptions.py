@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import gc
 import os
 import random
 import shutil
@@ -60,12 +61,14 @@ class At:
         return self.seen >= self.number
 
     def __enter__(self) -> At:
+        gc.disable()  # a collection would finalize objects of other tests, whose calls are not those of the run
         self._outer = sys.getprofile()
         sys.setprofile(self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._outer)
+        gc.enable()
 
     def _watch(self, frame: object, event: str, arg: Any) -> None:
         if event == self.event and _changes_a_disk(arg):
