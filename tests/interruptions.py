@@ -5,9 +5,9 @@ A profile function sees each call of a C function, so that nothing of the librar
 
 from __future__ import annotations
 
+import gc
 import io
 import json
-import gc
 import os
 import random
 import shutil
