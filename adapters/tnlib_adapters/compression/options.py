@@ -113,7 +113,7 @@ class Calibration:
     Parameters
     ----------
     text
-        Text file in UTF-8, or JSON Lines (*.jsonl) of objects with a string "text".
+        Text file in UTF-8, or JSON Lines (``.jsonl``) of objects with a string "text".
     tokens
         Tokens that are read of each line: longer lines are truncated. A language model reads windows of this many
         tokens instead, and no line is truncated. At most the context of the model. The report has the number of
