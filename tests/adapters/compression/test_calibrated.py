@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
-from tnlib_adapters import Budget, Calibration  # noqa: E402
+from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
@@ -242,10 +242,7 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
     report = tnlib_adapters.compress(
         folders["bert"],
         tmp_path / "out",
-        Budget(keep=0.6),
-        calibration=Calibration(text, tokens=tokens),
-        method="matrix",
-        what="attention",
+        **by_options(keep=0.6, calibrate=text, calibration_tokens=tokens, method="matrix"),
     )
     lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
     lengths = [1 + len(line.split()) for line in lines]
@@ -261,11 +258,7 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 
 def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(
-        folders["gpt2_lm"],
-        tmp_path / "out",
-        Budget(keep=0.6),
-        calibration=Calibration(text, tokens=8),
-        what="attention",
+        folders["gpt2_lm"], tmp_path / "out", **by_options(keep=0.6, calibrate=text, calibration_tokens=8)
     )
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
@@ -288,11 +281,7 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
     with pytest.raises(ArgumentError, match=r"tokens \(--calibration-tokens\) must be at most 16, the context"):
         tnlib_adapters.compress(
-            folders["bert"],
-            tmp_path / "out",
-            Budget(keep=0.5),
-            calibration=Calibration(text, tokens=17),
-            what="attention",
+            folders["bert"], tmp_path / "out", **by_options(keep=0.5, calibrate=text, calibration_tokens=17)
         )
 
 

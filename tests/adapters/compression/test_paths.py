@@ -23,13 +23,6 @@ def source(tmp_path: Path) -> Path:
     return builtin_copy(tmp_path / "in")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """An empty folder for OUT, so that whatever is left beside it is seen."""
-    (tmp_path / "place").mkdir()
-    return tmp_path / "place"
-
-
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
