@@ -26,6 +26,7 @@ from tnlib_adapters.compression.calibration.collect_calibration import collect_c
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
+from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
@@ -50,10 +51,6 @@ FIT_STEPS = 15
 
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
-
-
-def quietly(*_: object) -> None:
-    pass
 
 
 def as_products(one: Projections) -> Products:
@@ -141,7 +138,7 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
     streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
-    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quietly)):
+    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quiet)):
         install(after, k, fitted.expand(checkpoint.sizes))
     batch = first_batch(before)
     with torch.no_grad():
@@ -195,7 +192,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly)
+    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), n_steps=15, progress=quiet)
     for k, one in enumerate(products):
         install(fitted, k, one.expand(checkpoint.sizes))
     for k, one in enumerate(layers):

@@ -61,9 +61,10 @@ def runs(monkeypatch):
     return Counted
 
 
-def weights(folder: Path) -> dict[str, np.ndarray]:
-    tensors, _ = read_header(folder / "model.safetensors")
-    return {name: info.read() for name, info in tensors.items()}
+def assert_same_weights(*folders: Path) -> None:
+    one, other = (read_header(folder / "model.safetensors")[0] for folder in folders)
+    for name, info in one.items():
+        np.testing.assert_array_equal(other[name].read(), info.read())
 
 
 def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
@@ -103,9 +104,7 @@ def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_p
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     assert observed <= runs.count <= observed + observed // n_layers  # at most one block again
     assert not (tmp_path / "part.partial").exists()
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
-    for name, values in whole.items():
-        np.testing.assert_array_equal(again[name], values)
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -221,9 +220,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, 
         run("again", tmp_path / "two", last, **size)
     run("again", tmp_path / "two", **size)
     assert fitted == list(range(n_layers))
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
-    for name, values in whole.items():
-        np.testing.assert_array_equal(again[name], values)
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -238,9 +235,7 @@ def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
     assert (tmp_path / "spill" / "fitted0.safetensors").exists()
     tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(keep=0.4, **options))
     tnlib_adapters.compress(folders[0], tmp_path / "direct", Budget(keep=0.4), calibration=text, what="attention")
-    direct, gone_on = weights(tmp_path / "direct"), weights(tmp_path / "out")
-    for name, values in direct.items():
-        np.testing.assert_array_equal(gone_on[name], values)
+    assert_same_weights(tmp_path / "direct", tmp_path / "out")
 
 
 def test_a_folder_of_other_files_is_no_spill(folders, text, tmp_path, runs):
