@@ -126,16 +126,12 @@ def test_sizes_are_those_of_the_report(tmp_path: Path, without_pictures: None, w
 @pytest.mark.parametrize("request_", [EVERY_MATRIX, CALIBRATED], ids=lambda own: own.method)
 def test_limits_grow_with_max_memory_up_to_the_defaults(request_: Request) -> None:
     checkpoint = open_checkpoint(builtin_path("llama"))
-    limits = [limits_of(checkpoint, _within(request_, gigabytes)) for gigabytes in (2, 3, 4, 100)]
+    limits = [limits_of(checkpoint, replace(request_, run=Run(memory=n * 10**9))) for n in (2, 3, 4, 100)]
     for smaller, larger in itertools.pairwise(limits):
         assert smaller.tokens <= larger.tokens
         assert smaller.cache <= larger.cache
         assert smaller.weights <= larger.weights
     assert limits[-1] == limits_of(checkpoint, request_) == Limits()
-
-
-def _within(request_: Request, gigabytes: float) -> Request:
-    return replace(request_, run=Run(memory=int(gigabytes * 1e9)))
 
 
 def test_the_least_possible_memory_is_stated_and_suffices() -> None:
