@@ -67,6 +67,13 @@ def in_blocks(a: np.ndarray, blocks: Sequence[Sequence[int]]) -> tuple[np.ndarra
     return np.concatenate([np.zeros(0, a.dtype), *parts]), offsets
 
 
+def put_empty_chain(file: Any, name: str, kind: str, length: int, limits: tuple[int, int] | None = None) -> Any:
+    group = put_group(file, name, kind)
+    group["length"] = length
+    group["llim"], group["rlim"] = limits or (0, length + 1)
+    return group
+
+
 def put_chain(
     file: Any,
     name: str,
@@ -78,9 +85,7 @@ def put_chain(
 ) -> Any:
     """Write cores (l, n, r) or (l, m, n, r) with the legs of every tensor in any `order`."""
     d, kind = len(cores), "MPS" if cores[0].ndim == 3 else "MPO"
-    group = put_group(file, name, kind)
-    group["length"] = d
-    group["llim"], group["rlim"] = limits or (0, d + 1)
+    group = put_empty_chain(file, name, kind, d, limits)
     for k, core in enumerate(cores):
         sites = [leg(f"S=1/2,Site,n={k + 1}", core.shape[1], id=7_000 + k, plev=int(kind == "MPO"))]
         if kind == "MPO":

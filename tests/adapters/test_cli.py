@@ -260,18 +260,20 @@ def test_with_force_the_old_folder_outlives_every_refusal(case: str, place: Path
     assert digest(place) == untouched
 
 
+def run_python(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    env = os.environ | {"PYTHONPATH": path, "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=env, check=False
+    )
+
+
 @pytest.mark.parametrize("case", ["missing IN", "NaN in a tensor that is only copied", "too large for the dtype"])
 def test_a_real_process_says_the_same(case: str, place: Path) -> None:
     bad = BAD[case]
     bad.damage(place / "in")
     untouched = digest(place)
-    done = subprocess.run(
-        [sys.executable, "-m", "tnlib_adapters.cli", *command(bad, place)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "80"},
-        check=False,
-    )
+    done = run_python("-m", "tnlib_adapters.cli", *command(bad, place))
     assert done.returncode == 2
     assert done.stdout == ""
     assert_one_sentence(done.stderr, bad.said(place))
@@ -354,14 +356,7 @@ def test_what_is_not_installed_is_named(place: Path) -> None:
     (place / "in" / "tokenizer.json").touch()
     arguments = ["compress", "in", "out", "--keep", "0.5", "--what", "attention", "--calibrate", "file.txt"]
     code = f"import sys; sys.modules['torch'] = None; from tnlib_adapters.cli import main; main({arguments})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        check=False,
-    )
+    done = run_python("-c", code, folder=place)
     assert done.returncode == 2
     assert_one_sentence(done.stderr, ("needs 'tnlib[torch]', found no torch", "pip install 'tnlib[torch]'"))
     assert not (place / "out").exists()
@@ -381,13 +376,8 @@ LIGHT = {
 @pytest.mark.parametrize("case", LIGHT)
 def test_nothing_heavy_is_loaded_before_it_is_used(case: str) -> None:
     code, unwanted = LIGHT[case]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint('\\nLOADED', *sys.modules)"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        check=True,
-    )
+    done = run_python("-c", f"{code}\nimport sys\nprint('\\nLOADED', *sys.modules)")
+    assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.rpartition("LOADED")[2].split())
     assert "tnlib_adapters" in loaded
     assert loaded.isdisjoint(unwanted)

@@ -26,10 +26,10 @@ from checkpoint_folders import (
     raw_file,
     shard,
 )
+from compressed_folders import by_options
 from oracles import refused
 from tnlib_adapters import (
     Budget,
-    Run,
     builtin_path,
     compress,
     evaluate,
@@ -427,18 +427,9 @@ def test_such_paths_are_refused_before_transformers_reads_them(latin: Path, tmp_
 
     words = ("path in UTF-8", "mod\\udce8le", "rename")
     with refused(ArgumentError, *words):
-        compress(
-            latin, tmp_path / "out", Budget(keep=0.5), calibration=text, what="attention", run=Run(progress=progress)
-        )
+        compress(latin, tmp_path / "out", **by_options(keep=0.5, calibrate=text, progress=progress))
     with refused(ArgumentError, *words):
-        compress(
-            builtin_path("llama"),
-            latin / "out",
-            Budget(keep=0.5),
-            calibration=text,
-            what="attention",
-            run=Run(progress=progress),
-        )
+        compress(builtin_path("llama"), latin / "out", **by_options(keep=0.5, calibrate=text, progress=progress))
     with refused(ArgumentError, "evaluate: ", *words):
         evaluate(latin, builtin_path("llama"), text, progress=progress)
     with refused(ArgumentError, "inspect: ", *words):

@@ -19,13 +19,14 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
-from tnlib_adapters import Budget, Calibration  # noqa: E402
+from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import weighed_parts  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
+from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
@@ -50,10 +51,6 @@ FIT_STEPS = 15
 
 NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "phi", "phi3")
 SOME = ("bert", "gpt2_lm", "llama", "phi")
-
-
-def quietly(*_: object) -> None:
-    pass
 
 
 def as_products(one: Projections) -> Products:
@@ -141,7 +138,7 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
     streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
-    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quietly)):
+    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quiet)):
         install(after, k, fitted.expand(checkpoint.sizes))
     batch = first_batch(before)
     with torch.no_grad():
@@ -195,7 +192,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 2 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), n_steps=15, progress=quietly)
+    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), n_steps=15, progress=quiet)
     for k, one in enumerate(products):
         install(fitted, k, one.expand(checkpoint.sizes))
     for k, one in enumerate(layers):
@@ -242,10 +239,7 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
     report = tnlib_adapters.compress(
         folders["bert"],
         tmp_path / "out",
-        Budget(keep=0.6),
-        calibration=Calibration(text, tokens=tokens),
-        method="matrix",
-        what="attention",
+        **by_options(keep=0.6, calibrate=text, calibration_tokens=tokens, method="matrix"),
     )
     lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
     lengths = [1 + len(line.split()) for line in lines]
@@ -261,11 +255,7 @@ def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
 
 def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(
-        folders["gpt2_lm"],
-        tmp_path / "out",
-        Budget(keep=0.6),
-        calibration=Calibration(text, tokens=8),
-        what="attention",
+        folders["gpt2_lm"], tmp_path / "out", **by_options(keep=0.6, calibrate=text, calibration_tokens=8)
     )
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
@@ -288,11 +278,7 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
     with pytest.raises(ArgumentError, match=r"tokens \(--calibration-tokens\) must be at most 16, the context"):
         tnlib_adapters.compress(
-            folders["bert"],
-            tmp_path / "out",
-            Budget(keep=0.5),
-            calibration=Calibration(text, tokens=17),
-            what="attention",
+            folders["bert"], tmp_path / "out", **by_options(keep=0.5, calibrate=text, calibration_tokens=17)
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, change_tensors
-from compressed_folders import digest, leave_out_page, relative
+from compressed_folders import by_options, digest, leave_out_page, relative
 from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
@@ -56,16 +56,12 @@ def compressed(sources: Callable[[str], Path], tmp_path_factory: pytest.TempPath
             out = base / "-".join(map(str, key))
             untouched = digest(sources(model))
             try:
-                report = compress(
-                    sources(model), out, Budget(keep=keep), method=method, layout=layout, what="attention"
-                )
+                report = compress(sources(model), out, **by_options(keep=keep, method=method, layout=layout))
             except ArgumentError as problem:  # small models have few sizes to choose from; the message names one
                 named = re.search(r"the nearest below it is (\d\.\d+)", str(problem))
                 if named is None:
                     raise
-                report = compress(
-                    sources(model), out, Budget(keep=float(named[1])), method=method, layout=layout, what="attention"
-                )
+                report = compress(sources(model), out, **by_options(keep=float(named[1]), method=method, layout=layout))
             assert digest(sources(model)) == untouched
             assert json.loads((out / REPORT).read_text()) == json.loads(report.to_json())
             made[key] = out

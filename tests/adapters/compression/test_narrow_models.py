@@ -98,12 +98,7 @@ def test_fewer_neurons_compute_what_the_truncation_does(
 def test_blocks_run_in_half_precision(folders: dict[str, Path], short_text: Path, tmp_path: Path) -> None:
     source, sizes = folders["llama"], {"head_dim": 4, "intermediate_size": 29}
     report = compress(
-        source,
-        tmp_path / "out",
-        Budget(sizes=sizes),
-        calibration=short_text,
-        layout="narrow",
-        run=Run(dtype="bfloat16"),
+        source, tmp_path / "out", **by_options(sizes=sizes, calibrate=short_text, layout="narrow", dtype="bfloat16")
     )
     assert report.measured is not None
     same_as_padded(random_model("llama"), source, tmp_path / "out")
@@ -177,9 +172,7 @@ def test_layers_that_cannot_be_narrower_are_refused(
         compress(
             folders[name],
             tmp_path / "out",
-            Budget(sizes={"intermediate_size": 9}),
-            calibration=short_text,
-            layout="narrow",
+            **by_options(sizes={"intermediate_size": 9}, calibrate=short_text, layout="narrow"),
         )
 
 
@@ -214,9 +207,7 @@ def test_odd_heads_and_other_types_are_refused(short_text: Path, tmp_path: Path)
         compress(
             builtin_path("llama"),
             tmp_path / "out",
-            Budget(sizes={"head_dim": 7}),
-            calibration=short_text,
-            layout="narrow",
+            **by_options(sizes={"head_dim": 7}, calibrate=short_text, layout="narrow"),
         )
     with refused(ArgumentTypeError, "head_dim in sizes must be an integer, got 8.0"):
         compress(builtin_path("llama"), tmp_path / "out", Budget(sizes={"head_dim": 8.0}), layout="narrow")  # type: ignore[dict-item]

@@ -241,11 +241,9 @@ def test_nan_is_refused_before_the_text_is_run(method: str, text: Path, tmp_path
         compress(
             folder,
             tmp_path / "out",
-            Budget(keep=0.5),
-            calibration=text,
-            method=method,
-            what="attention",
-            run=Run(progress=lambda stage, _done, _total: stages.append(stage)),
+            **by_options(
+                keep=0.5, calibrate=text, method=method, progress=lambda stage, _done, _total: stages.append(stage)
+            ),
         )
     assert set(stages) == {"checking weights"}
     assert not (tmp_path / "out").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import builtin_copy
+from click.testing import Result
 from command_line import run_command
 from compressed_folders import digest
 from oracles import assert_one_sentence
@@ -23,13 +24,6 @@ def source(tmp_path: Path) -> Path:
     return builtin_copy(tmp_path / "in")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """An empty folder for OUT, so that whatever is left beside it is seen."""
-    (tmp_path / "place").mkdir()
-    return tmp_path / "place"
-
-
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
@@ -38,9 +32,13 @@ def link(path: Path, to: Path) -> Path:
     return path
 
 
+def compressed(source: Path | str, out: Path | str, *options: str, status: int = 0) -> Result:
+    return run_command("compress", source, out, "--keep", "0.5", "--what", "attention", *options, status=status)
+
+
 def test_spaces_brackets_and_slashes(tmp_path: Path, place: Path) -> None:
     source = builtin_copy(tmp_path / "my [bold]model[/bold] é")
-    got = run_command("compress", f"{source}/", f"{place}/out [red] here/", "--keep", "0.5", "--what", "attention")
+    got = compressed(f"{source}/", f"{place}/out [red] here/")
     out = place / "out [red] here"
     assert open_checkpoint(out).n_layers == 2
     assert out.name in got.stdout
@@ -49,16 +47,14 @@ def test_spaces_brackets_and_slashes(tmp_path: Path, place: Path) -> None:
 
 def test_relative_paths(source: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    run_command("compress", "../in", "out", "--keep", "0.5", "--what", "attention")
+    compressed("../in", "out")
     assert open_checkpoint(place / "out").n_layers == 2
     assert [path.name for path in place.iterdir()] == ["out"]
     monkeypatch.chdir(source)
-    run_command("compress", ".", "../place/two", "--keep", "0.5", "--what", "attention")
-    assert_one_sentence(
-        run_command("compress", ".", "out", "--keep", "0.5", "--what", "attention", status=2).stderr, ("outside IN",)
-    )
+    compressed(".", "../place/two")
+    assert_one_sentence(compressed(".", "out", status=2).stderr, ("outside IN",))
     monkeypatch.chdir(place / "out")
-    refusal = run_command("compress", "../../in", ".", "--keep", "0.5", "--what", "attention", "--force", status=2)
+    refusal = compressed("../../in", ".", "--force", status=2)
     assert_one_sentence(refusal.stderr, ("current folder",))
     assert {path.name for path in (place / "out").iterdir()} == WRITTEN
 
@@ -73,7 +69,7 @@ def test_a_folder_and_files_behind_links(source: Path, place: Path, tmp_path: Pa
     untouched = digest(source), digest(hub)
     for number, one in enumerate((link(tmp_path / "link", source), hub)):
         out = place / str(number)
-        run_command("compress", one, out, "--keep", "0.5", "--what", "attention")
+        compressed(one, out)
         assert not any(path.is_symlink() for path in out.rglob("*"))
         assert {path.name for path in out.iterdir()} == WRITTEN
     assert (digest(source), digest(hub)) == untouched
@@ -84,9 +80,9 @@ def test_a_folder_that_may_only_be_read(source: Path, place: Path) -> None:
     for path in [*source.iterdir(), source]:
         path.chmod(path.stat().st_mode & ~writable)
     try:
-        run_command("compress", source, place / "out", "--keep", "0.5", "--what", "attention")
+        compressed(source, place / "out")
         assert all(path.stat().st_mode & stat.S_IWUSR for path in [place / "out", *(place / "out").iterdir()])
-        run_command("compress", source, place / "out", "--keep", "0.4", "--what", "attention", "--force")
+        compressed(source, place / "out", "--force")
     finally:
         for path in [source, *source.iterdir()]:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
@@ -106,16 +102,14 @@ def test_targets_behind_links(case: str, force: bool, source: Path, place: Path)
     make, words = TARGETS[case]
     out = make(source, place)
     untouched = digest(source.parent)
-    got = run_command(
-        "compress", source, out, "--keep", "0.5", "--what", "attention", *(["--force"] if force else []), status=2
-    )
+    got = compressed(source, out, *(["--force"] if force else []), status=2)
     assert_one_sentence(got.stderr, (words,))
     assert digest(source.parent) == untouched
 
 
 def test_a_reason_is_given_once_and_not_for_every_method(source: Path, place: Path, tmp_path: Path) -> None:
     compress(source, tmp_path / "once", Budget(keep=0.5), what="attention")
-    got = run_command("compress", tmp_path / "once", place / "out", "--keep", "0.5", "--what", "attention", status=2)
+    got = compressed(tmp_path / "once", place / "out", status=2)
     assert_one_sentence(got.stderr, ("compressed already",))
     assert got.stderr.count("compressed already") == 1
     assert list(place.iterdir()) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compressed_folders import by_options
 from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
@@ -46,9 +47,7 @@ def test_its_bytes_are_those_of_the_folder_that_holds_it(name: str, folders: Any
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
-    tnlib_adapters.compress(
-        folders[name], tmp_path / "out", Budget(keep=1, store="int8"), method="matrix", what="attention"
-    )
+    tnlib_adapters.compress(folders[name], tmp_path / "out", **by_options(keep=1, store="int8", method="matrix"))
     rounded, stored = round_weights(open_running(folders[name])), open_running(tmp_path / "out")
     batch = rounded.batches(text.read_text())[0]
     with torch.no_grad():
@@ -114,9 +113,7 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "kinds"), [("tucker", "stack"), ("cp", "stack"), ("matrix", "dense")])
 def test_whole_arrays_of_a_layer_are_rounded(method: str, kinds: str, tmp_path: Path) -> None:
-    report = tnlib_adapters.compress(
-        builtin_path(), tmp_path / "out", Budget(store="int8"), method=method, what="attention"
-    )
+    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(store="int8", method=method))
     described = open_checkpoint(tmp_path / "out").factored
     assert {description.kind for description in described} == {kinds}
     assert {own.bits for own in report.rounded} == {8}
@@ -137,9 +134,7 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    report = tnlib_adapters.compress(
-        builtin_path(), tmp_path / "out", Budget(store="int4"), layout="dense", what="attention"
-    )
+    report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(store="int4", layout="dense"))
     lines = {name: (before, after) for name, before, after in summarise(report)}
     assert lines["stored bits per number before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
     assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)

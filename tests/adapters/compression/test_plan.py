@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import change_tensors, random_folder
-from compressed_folders import Dense, dense_layers, n_attention, relative
+from compressed_folders import Dense, by_options, dense_layers, n_attention, relative
 from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
@@ -211,30 +211,35 @@ def test_layers_share_one_budget(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("keep", [0, 0.0, -1, 1.5, 1.0000001, float("nan"), float("inf"), "0.5", True, 1j, [0.5]])
-def test_fractions_that_are_none(keep: Any, tmp_path: Path) -> None:
-    with refused(ArgumentError, "Budget: keep ", "(0, 1]", repr(keep)):
-        compress(builtin_path(), tmp_path / "out", Budget(keep=keep), what="attention")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("keep", [1, 0.5, 1e-300, np.float64(0.25)])
 def test_fractions_that_are_fine(keep: Any) -> None:
     assert Budget(keep=keep).keep == keep
     assert type(Budget(keep=keep).keep) is float
 
 
-@pytest.mark.parametrize("method", [" ", "", "svd", "Heads", 3])
-def test_methods_that_are_none(method: Any, tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: method ", repr(method), "heads, matrix, ttm, tucker, cp"):
-        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), method=method, what="attention")
-    assert list(tmp_path.iterdir()) == []
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    *(
+        ({"keep": keep}, ("Budget: keep ", "(0, 1]", repr(keep)))
+        for keep in (0, 0.0, -1, 1.5, 1.0000001, float("nan"), float("inf"), "0.5", True, 1j, [0.5])
+    ),
+    *(
+        ({"method": method}, ("compress: method ", repr(method), "heads, matrix, ttm, tucker, cp"))
+        for method in (" ", "", "svd", "Heads", 3)
+    ),
+    *(({"layout": layout}, ("compress: layout ", repr(layout), "factored, dense")) for layout in ("", "sparse", None)),
+    *(
+        ({"keep": 1e-5, "method": method}, ("compress: keep ", f"'{method}'", "got 1e-05", "at least 0."))
+        for method in METHODS
+    ),
+]
 
 
-@pytest.mark.parametrize("layout", ["", "sparse", None])
-def test_layouts_that_are_none(layout: Any, tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: layout ", repr(layout), "factored, dense"):
-        compress(builtin_path(), tmp_path / "out", Budget(keep=0.5), layout=layout, what="attention")
+@pytest.mark.parametrize(
+    ("options", "words"), REFUSED, ids=lambda value: None if isinstance(value, tuple) else str(value)
+)
+def test_refused_options_write_nothing(options: dict[str, Any], words: tuple[str, ...], tmp_path: Path) -> None:
+    with refused(ArgumentError, *words):
+        compress(builtin_path(), tmp_path / "out", **by_options(**{"keep": 0.5} | options))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,13 +248,6 @@ def test_a_tt_matrix_of_prime_width(tmp_path: Path) -> None:
     with refused(ArgumentError, "'ttm'", "width 7", "prime"):
         compress(folder, tmp_path / "out", Budget(keep=0.5), method="ttm", what="attention")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-@each_method
-def test_too_little_to_keep(method: str, tmp_path: Path) -> None:
-    with refused(ArgumentError, "compress: keep ", f"'{method}'", "got 1e-05", "at least 0."):
-        compress(builtin_path(), tmp_path / "out", Budget(keep=1e-5), method=method, what="attention")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_compressed_already(tmp_path: Path, without_pictures: None) -> None:

@@ -54,9 +54,7 @@ def test_a_short_text_is_refused_as_by_compress(folders: Any, tmp_path: Path) ->
     short = tmp_path / "short.txt"
     short.write_text("a few words\n" * 3)
     with pytest.raises(TnlibError) as of_compress:
-        tnlib_adapters.compress(
-            folders["llama"], tmp_path / "out", Budget(keep=0.5), calibration=short, what="attention"
-        )
+        tnlib_adapters.compress(folders["llama"], tmp_path / "out", **by_options(keep=0.5, calibrate=short))
     with pytest.raises(TnlibError) as of_plan:
         plan(folders["llama"], Budget(keep=0.5), calibration=short, what="attention")
     assert str(of_plan.value) == str(of_compress.value)
@@ -128,16 +126,12 @@ def test_sizes_are_those_of_the_report(tmp_path: Path, without_pictures: None, w
 @pytest.mark.parametrize("request_", [EVERY_MATRIX, CALIBRATED], ids=lambda own: own.method)
 def test_limits_grow_with_max_memory_up_to_the_defaults(request_: Request) -> None:
     checkpoint = open_checkpoint(builtin_path("llama"))
-    limits = [limits_of(checkpoint, _within(request_, gigabytes)) for gigabytes in (2, 3, 4, 100)]
+    limits = [limits_of(checkpoint, replace(request_, run=Run(memory=n * 10**9))) for n in (2, 3, 4, 100)]
     for smaller, larger in itertools.pairwise(limits):
         assert smaller.tokens <= larger.tokens
         assert smaller.cache <= larger.cache
         assert smaller.weights <= larger.weights
     assert limits[-1] == limits_of(checkpoint, request_) == Limits()
-
-
-def _within(request_: Request, gigabytes: float) -> Request:
-    return replace(request_, run=Run(memory=int(gigabytes * 1e9)))
 
 
 def test_the_least_possible_memory_is_stated_and_suffices() -> None:
@@ -155,16 +149,12 @@ def test_the_least_possible_memory_is_stated_and_suffices() -> None:
 )
 def test_max_memory_is_a_number_of_bytes(value: Any, error: type[Exception], tmp_path: Path) -> None:
     with pytest.raises(error, match="Run: memory must be"):
-        tnlib_adapters.compress(
-            builtin_path(), tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(memory=value)
-        )
+        tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(keep=0.5, max_memory=value))
 
 
 def test_too_little_memory_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
-        tnlib_adapters.compress(
-            builtin_path(), tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(memory=10**6)
-        )
+        tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(keep=0.5, max_memory=10**6))
     with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
         plan(builtin_path(), Budget(keep=0.5), what="attention", run=Run(memory=10**6))
     assert list(tmp_path.iterdir()) == []

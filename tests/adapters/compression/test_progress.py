@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import tnlib_adapters
-from compressed_folders import few_steps
-from tnlib_adapters import Budget, Run
+from compressed_folders import by_options, few_steps
 from tnlib_adapters.compression.progress import Stage
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
 
@@ -79,10 +78,11 @@ def test_statistics_count_blocks_and_tokens(
         tnlib_adapters.compress(
             folders["llama"],
             Path(folder) / "out",
-            Budget(keep=0.5),
-            calibration=text,
-            what="attention",
-            run=Run(progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total))),
+            **by_options(
+                keep=0.5,
+                calibrate=text,
+                progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total)),
+            ),
         )
     for name in ("running the model", "collecting statistics"):
         own = [call for call in calls if call[0] == name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,6 @@ from tnlib_adapters.compression.report.report import Report, summarise
 from tnlib_adapters.compression.sizes import stored_bytes
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
-
-
-@pytest.fixture
-def folder_of(saved: Any) -> Callable[[str], Path]:
-    return lambda name: builtin_path() if name == "builtin" else saved(name)[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ errors

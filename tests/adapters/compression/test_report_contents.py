@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint_folders import builtin_copy, random_folder
-from compressed_folders import dense_layers, relative
+from compressed_folders import by_options, dense_layers, relative
 from html_pages import Page, check_page, pictures
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, compress, open_checkpoint
@@ -68,12 +68,7 @@ def test_the_readme_says_how_the_folder_loads_above_the_model_card(case: str, tm
 @pytest.mark.usefixtures("without_pictures")
 def test_the_readme_of_a_dense_result_is_replaced_when_it_is_compressed_again(tmp_path: Path) -> None:
     first = compress(
-        builtin_copy(tmp_path / "in"),
-        tmp_path / "dense",
-        Budget(keep=0.5),
-        method="matrix",
-        layout="dense",
-        what="attention",
+        builtin_copy(tmp_path / "in"), tmp_path / "dense", **by_options(keep=0.5, method="matrix", layout="dense")
     )
     second = compress(tmp_path / "dense", tmp_path / "out", Budget(keep=0.4), what="attention")
     assert (first.method, second.method) == ("matrix", "heads")

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
-from tnlib_adapters import Budget, Calibration, Run  # noqa: E402
+from tnlib_adapters import Budget, Calibration  # noqa: E402
 from tnlib_adapters.compression.methods import components, other_matrices  # noqa: E402
 from tnlib_adapters.files.tensor_file import Entry, read_header, write_tensor_file  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
@@ -61,9 +61,10 @@ def runs(monkeypatch):
     return Counted
 
 
-def weights(folder: Path) -> dict[str, np.ndarray]:
-    tensors, _ = read_header(folder / "model.safetensors")
-    return {name: info.read() for name, info in tensors.items()}
+def assert_same_weights(*folders: Path) -> None:
+    one, other = (read_header(folder / "model.safetensors")[0] for folder in folders)
+    for name, info in one.items():
+        np.testing.assert_array_equal(other[name].read(), info.read())
 
 
 def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
@@ -103,9 +104,7 @@ def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_p
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     assert observed <= runs.count <= observed + observed // n_layers  # at most one block again
     assert not (tmp_path / "part.partial").exists()
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
-    for name, values in whole.items():
-        np.testing.assert_array_equal(again[name], values)
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -120,9 +119,7 @@ def test_statistics_of_another_model_or_text_are_refused(folders, text, tmp_path
         tnlib_adapters.compress(
             folders[0],
             tmp_path / "b",
-            Budget(keep=0.5),
-            calibration=Calibration(text, statistics=tmp_path / "seen", tokens=8),
-            what="attention",
+            **by_options(keep=0.5, calibrate=text, statistics=tmp_path / "seen", calibration_tokens=8),
         )
     text.write_text(made_up_text(seed=1), encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"another text"):
@@ -147,27 +144,22 @@ def test_other_files_are_refused_before_any_work(folders, text, tmp_path, runs):
     assert runs.count == 0
 
 
-def test_statistics_without_a_weight_are_refused(folders, text, tmp_path):
+@pytest.mark.parametrize(
+    ("left_out", "changed", "words"),
+    [
+        ({"slopes.1.k"}, {}, "changed after it was saved"),
+        pytest.param(set(), {"version": "4"}, "version 4, this is version 6", marks=pytest.mark.slow),  # of 0.1
+    ],
+)
+def test_rewritten_statistics_are_refused(folders, text, tmp_path, left_out, changed, words):
     file = tmp_path / "seen"
     compress(folders[0], tmp_path / "a", text, file)
     tensors, metadata = read_header(file)
-    left = [Entry(name, info.dtype, info.read()) for name, info in tensors.items() if name != "slopes.1.k"]
-    assert len(left) == len(tensors) - 1
-    for _ in write_tensor_file(file, left, metadata):
+    assert left_out <= tensors.keys()
+    entries = [Entry(name, info.dtype, info.read()) for name, info in tensors.items() if name not in left_out]
+    for _ in write_tensor_file(file, entries, metadata | changed):
         pass
-    with pytest.raises(FileFormatError, match="changed after it was saved"):
-        compress(folders[0], tmp_path / "b", text, file)
-
-
-@pytest.mark.slow
-def test_statistics_of_another_version_are_refused(folders, text, tmp_path):
-    file = tmp_path / "seen"
-    compress(folders[0], tmp_path / "a", text, file)
-    tensors, metadata = read_header(file)
-    entries = [Entry(name, info.dtype, info.read()) for name, info in tensors.items()]
-    for _ in write_tensor_file(file, entries, metadata | {"version": "4"}):  # as 0.1 wrote them
-        pass
-    with pytest.raises(FileFormatError, match="version 4, this is version 6"):
+    with pytest.raises(FileFormatError, match=words):
         compress(folders[0], tmp_path / "b", text, file)
 
 
@@ -228,9 +220,7 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size, 
         run("again", tmp_path / "two", last, **size)
     run("again", tmp_path / "two", **size)
     assert fitted == list(range(n_layers))
-    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "again")
-    for name, values in whole.items():
-        np.testing.assert_array_equal(again[name], values)
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.slow
@@ -245,9 +235,7 @@ def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
     assert (tmp_path / "spill" / "fitted0.safetensors").exists()
     tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(keep=0.4, **options))
     tnlib_adapters.compress(folders[0], tmp_path / "direct", Budget(keep=0.4), calibration=text, what="attention")
-    direct, gone_on = weights(tmp_path / "direct"), weights(tmp_path / "out")
-    for name, values in direct.items():
-        np.testing.assert_array_equal(gone_on[name], values)
+    assert_same_weights(tmp_path / "direct", tmp_path / "out")
 
 
 def test_a_folder_of_other_files_is_no_spill(folders, text, tmp_path, runs):
@@ -260,13 +248,6 @@ def test_a_folder_of_other_files_is_no_spill(folders, text, tmp_path, runs):
         (text, "an empty one or that of an interrupted run"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            tnlib_adapters.compress(
-                folders[0],
-                tmp_path / "out",
-                Budget(keep=0.5),
-                calibration=text,
-                what="attention",
-                run=Run(folder=spill),
-            )
+            tnlib_adapters.compress(folders[0], tmp_path / "out", **by_options(keep=0.5, calibrate=text, spill=spill))
     assert (tmp_path / "mine" / "notes").read_text() == "precious"
     assert runs.count == 0

@@ -15,6 +15,7 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters
 import tnlib_adapters.transformers_plugin  # registers the layout
+from compressed_folders import by_options
 from oracles import refused
 from tnlib_adapters import Budget, evaluate, open_checkpoint
 from tnlib_adapters.compression.calibration.whitening import Whitened, inputs_of_text
@@ -179,16 +180,12 @@ def test_what_is_off_is_refused(folders: Any, text: Path, tmp_path: Path) -> Non
     short = tmp_path / "short"
     short.write_text("w1 w2 w3\n")
     with refused(ArgumentError, "too few; add text"):
-        tnlib_adapters.compress(
-            folders["bert"], out, Budget(keep=0.5), calibration=short, method="heads", what="attention"
-        )
+        tnlib_adapters.compress(folders["bert"], out, **by_options(keep=0.5, calibrate=short, method="heads"))
     with refused(ArgumentError, "method 'calibrated' needs a text"):
         tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), method="calibrated", what="attention")
     for method in ("heads", "ttm", "tucker"):
         with refused(ArgumentError, f"max_error cannot be met by method {method!r} with a text"):
-            tnlib_adapters.compress(
-                folders["bert"], out, Budget(max_error=0.1), calibration=text, method=method, what="attention"
-            )
+            tnlib_adapters.compress(folders["bert"], out, **by_options(max_error=0.1, calibrate=text, method=method))
     known = "'calibrated', 'quantized', 'heads', 'matrix', 'ttm', 'tucker'"
     with refused(ArgumentError, f"calibration works with method {known}, got 'cp'"):
         tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), calibration=text, method="cp", what="attention")

@@ -144,11 +144,8 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     assert sum(report.bytes_after.values()) < sum(report.bytes_before.values())
     assert report.bytes_after["other"] == report.bytes_before["other"]
 
-    tokens = some_tokens(out)
-    wanted = run(open_checkpoint(out), tokens).hidden
-    model = AutoModel.from_pretrained(out).eval()
+    model, tokens, wanted = reloaded(out)
     found = hidden(model, tokens)
-    np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max())
     assert np.linalg.norm(wanted - run(before, tokens).hidden) > 1e-3 * np.linalg.norm(wanted)
 
     model.save_pretrained(tmp_path / "again")
@@ -158,7 +155,7 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     assert section["modules"] == read_config(out)["quantization_config"]["modules"]
 
     dense = model.dequantize().eval()
-    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    assert_computes(dense, tokens, wanted)
     assert not [n for n, _ in dense.named_parameters() if n.endswith((".left", ".right", ".whole", "_scale"))]
 
 
@@ -180,12 +177,8 @@ def test_tt_matrices_outside_the_attention(
     wiring, modules = open_checkpoint(source).wiring, read_config(out)["quantization_config"]["modules"]
     kinds = {wiring.is_embedding(name): told["kind"] for name, told in modules.items() if told["kind"] != "dense"}
     assert kinds == {False: "ttm"} | ({True: "low_rank"} if what == "all" else {})
-    tokens = some_tokens(out)
-    wanted = run(open_checkpoint(out), tokens).hidden
-    model = AutoModel.from_pretrained(out).eval()
-    np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
-    dense = model.dequantize().eval()
-    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    model, tokens, wanted = reloaded(out)
+    assert_computes(model.dequantize().eval(), tokens, wanted)
 
 
 @pytest.mark.parametrize("method", ["heads", "tucker", "cp"])
@@ -206,6 +199,18 @@ def some_tokens(folder: Path) -> np.ndarray:
 def hidden(model: Any, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model(input_ids=torch.from_numpy(tokens)).last_hidden_state.numpy()
+
+
+def assert_computes(model: Any, tokens: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+def reloaded(out: Path) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The model of a folder, tokens, and its hidden states, which are those of the forward pass in numpy."""
+    tokens, model = some_tokens(out), AutoModel.from_pretrained(out).eval()
+    wanted = run(open_checkpoint(out), tokens).hidden
+    assert_computes(model, tokens, wanted)
+    return model, tokens, wanted
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2_lm"])
@@ -260,15 +265,10 @@ def test_fitted_factors_reload_and_compute_the_same(
     attention = sum(layer.n_after for layer in report.layers)
     assert report.n_after == attention + counted(out, names_of(before, "all")) + places
 
-    tokens = some_tokens(out)
-    wanted = run(open_checkpoint(out), tokens).hidden
-    model = AutoModel.from_pretrained(out).eval()
-    np.testing.assert_allclose(hidden(model, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    model, tokens, wanted = reloaded(out)
     model.save_pretrained(tmp_path / "again")
-    again = AutoModel.from_pretrained(tmp_path / "again").eval()
-    np.testing.assert_allclose(hidden(again, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
-    dense = model.dequantize().eval()
-    np.testing.assert_allclose(hidden(dense, tokens), wanted, atol=2e-4 * np.abs(wanted).max())
+    for other in (AutoModel.from_pretrained(tmp_path / "again").eval(), model.dequantize().eval()):
+        assert_computes(other, tokens, wanted)
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["llama"]))

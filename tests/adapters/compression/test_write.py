@@ -14,6 +14,7 @@ import pytest
 from checkpoint_folders import CONFIG, INDEX, WEIGHTS, builtin_copy, change_tensors, raw_file
 from compressed_folders import (
     attention_tensors,
+    by_options,
     digest,
     metadata,
     n_attention,
@@ -36,11 +37,6 @@ KEEPS = {"builtin": (1.0, 0.97, 0.5, 0.3, 0.05)}  # the others are smaller, and 
 SMALL = (1.0, 0.8, 0.5, 0.3)
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-
-
-@pytest.fixture
-def folder_of(saved: Any) -> Callable[[str], Path]:
-    return lambda name: builtin_path() if name == "builtin" else saved(name)[1]
 
 
 def copied(found: dict[str, Any], like: dict[str, Any], outside: Callable[[str], bool]) -> None:
@@ -89,9 +85,6 @@ def test_a_head_may_lose_all_it_has(tmp_path: Path) -> None:
         assert not open_checkpoint(tmp_path / "out").attention(layer).W_Q.any()
 
 
-# ------------------------------------------------------------------------------------------------- the two layouts
-
-
 # ------------------------------------------------------------------------------------------------ dtypes and shards
 
 
@@ -112,9 +105,7 @@ def test_half_precision_stays_half(
     """Factors are rounded once, and the report measures what rounding did."""
     saved_as(tmp_path / "in", dtype)
     keep = 1.0 if method != "cp" else 0.8
-    report = compress(
-        tmp_path / "in", tmp_path / "out", Budget(keep=keep), method=method, layout=layout, what="attention"
-    )
+    report = compress(tmp_path / "in", tmp_path / "out", **by_options(keep=keep, method=method, layout=layout))
     tensors = read_tensors(tmp_path / "out")
     assert {tensor.dtype for tensor in tensors.values()} == {short}
     if layout == "factored":
@@ -262,9 +253,7 @@ def test_numbers_beyond_the_dtype_are_refused_by_name(method: str, layout: str, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bf16_has_the_range(method: str, tmp_path: Path) -> None:
-    compress(
-        enlarged(tmp_path / "in", 1e30, "BF16"), tmp_path / "out", Budget(keep=0.6), method=method, what="attention"
-    )
+    compress(enlarged(tmp_path / "in", 1e30, "BF16"), tmp_path / "out", **by_options(keep=0.6, method=method))
     tensors = attention_tensors(tmp_path / "out").values()
     assert all(np.isfinite(tensor.values).all() for tensor in tensors)
     assert max(np.abs(tensor.values).max(initial=0.0) for tensor in tensors) > 1e12

@@ -10,6 +10,7 @@ import pytest
 from checkpoint_folders import WEIGHTS, random_folder, representable, tensor_file
 from compressed_folders import (
     attention_tensors,
+    by_options,
     dense_layers,
     n_attention,
     read_config,
@@ -59,9 +60,7 @@ def test_factored(name: str, method: str, tmp_path: Path) -> None:
     report = compress(
         source,
         out,
-        Budget(keep=0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0),
-        method=method,
-        what="attention",
+        **by_options(keep=0.6 if method == "heads" else 0.5885 if method == "matrix" else 1.0, method=method),
     )
     before, after = read_tensors(source), read_tensors(out)
     old = attention_tensors(source)

@@ -351,18 +351,16 @@ def test_damaged_scales_are_refused(tmp_path: Path) -> None:
     compress(builtin_path(), out, Budget(keep=0.5, store="int8"), what="attention")
     config = read_config(out)
     piece = config["quantization_config"]["layers"][0][0]
-    piece["scales"]["left"] = [7, 7]
-    (out / "config.json").write_text(json.dumps(config))
-    with refused(FileFormatError, "are damaged"):
-        open_checkpoint(out)
-    piece["scales"] = {}
-    (out / "config.json").write_text(json.dumps(config))
-    with refused(FileFormatError, "are damaged"):
-        open_checkpoint(out)
-    del piece["scales"]
-    (out / "config.json").write_text(json.dumps(config))
-    with refused(FileFormatError, "must be of F16, BF16, F32, F64, got I8"):
-        open_checkpoint(out)
+    scales = piece.pop("scales")
+    for damaged, words in (
+        ({"scales": scales | {"left": [7, 7]}}, "are damaged"),
+        ({"scales": {}}, "are damaged"),
+        ({}, "must be of F16, BF16, F32, F64, got I8"),
+    ):
+        config["quantization_config"]["layers"][0][0] = piece | damaged
+        (out / "config.json").write_text(json.dumps(config))
+        with refused(FileFormatError, words):
+            open_checkpoint(out)
 
 
 def test_a_scale_that_is_missing_is_refused(tmp_path: Path) -> None:

@@ -24,10 +24,6 @@ LOCAL_MAPS = ["secant", "jacobian"]
 CASES = [(n, m) for n in EVERY for m in LOCAL_MAPS]
 
 
-def layers_of(model: FrozenModel) -> list[Any]:
-    return [layer for block in model.blocks for layer in block.layers]
-
-
 def hidden(model: FrozenModel, stream: np.ndarray) -> np.ndarray:
     return stream if model.final_norm is None else model.final_norm.apply(stream)
 
@@ -98,7 +94,7 @@ def test_attention_only_models_are_their_stack(model: Checkpoint) -> None:
 def test_adjoints(name: str, saved: Any, recorded: Any) -> None:
     model = freeze(open_checkpoint(saved(name)[1]), recorded(name).tokens[0], feed_forward="jacobian")
     x, y = (normal(model.embedding.shape, seed=seed) for seed in (1, 2))
-    for layer in layers_of(model):
+    for layer in (layer for block in model.blocks for layer in block.layers):
         adjoint = layer.terms.H.apply(y) if isinstance(layer, FrozenAttention) else layer.adjoint(y)
         assert np.vdot(y, linear_part(layer, x)) == pytest.approx(np.vdot(adjoint, x), rel=1e-10)
 

@@ -62,14 +62,7 @@ def test_transformers_computes_the_same_as_numpy(
         return values
 
     for layout in LAYOUTS:
-        compress(
-            saved(name)[1],
-            tmp_path / layout,
-            Budget(keep=0.5, store=store),
-            method=method,
-            layout=layout,
-            what="attention",
-        )
+        compress(saved(name)[1], tmp_path / layout, **by_options(keep=0.5, store=store, method=method, layout=layout))
     tokens = np.random.default_rng(0).integers(1, 40, size=(2, 9))
     wanted = run(open_checkpoint(tmp_path / "factored"), tokens).hidden
     limit = {"atol": 1e-4 * np.abs(wanted).max()}

@@ -280,7 +280,8 @@ def test_state_dicts(case: Case, bias: bool) -> None:
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     assert ("bias" in saved) is bias
-    numbers = sum(a.size for a in case.value().arrays()) - numbers_merged(case)
+    merged = len(case.value().s) if isinstance(case.value(), SVD) else 0  # singular values, into both sides
+    numbers = sum(a.size for a in case.value().arrays()) - merged
     assert sum(a.numel() for a in saved.values()) == numbers + bias * layer.out_features
     other = copy.deepcopy(layer)
     with torch.no_grad():
@@ -288,11 +289,6 @@ def test_state_dicts(case: Case, bias: bool) -> None:
             parameter.zero_()
     other.load_state_dict(saved)
     assert torch.equal(other(x), layer(x))
-
-
-def numbers_merged(case: Case) -> int:
-    """The singular values, which a layer multiplies into both sides."""
-    return len(case.value().s) if isinstance(case.value(), SVD) else 0
 
 
 def test_names_of_parameters() -> None:

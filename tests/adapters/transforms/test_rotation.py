@@ -204,8 +204,6 @@ def test_what_cannot_be_folded_is_said(name: str, words: list[str], doubled: Any
 
 
 def test_another_reader_of_the_final_norm_keeps_it(doubled: Any, tmp_path: Path) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(doubled("llama")[1], tmp_path / "more"))
     change_tensors(folder, lambda tensors: tensors.update({"score.weight": np.ones((2, 24))}))
     folded = fold(open_checkpoint(folder))

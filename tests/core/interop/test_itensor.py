@@ -13,7 +13,7 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from itensor_files import leg, put_chain, put_group, put_tensor
+from itensor_files import leg, put_chain, put_empty_chain, put_group, put_tensor
 from tnlib_adapters.interop import itensor
 
 import tnlib
@@ -143,8 +143,7 @@ def test_blocks_of_quantum_numbers(tmp_path_factory: pytest.TempPathFactory, d: 
         cores.append(np.where(allowed, oracles.normal(allowed.shape, np.complex128, seed + k), 0))
     sizes = [np.unique(c, return_counts=True)[1].tolist() for c in charges]
     with h5py.File(path, "w") as file:
-        group = put_group(file, "psi", "MPS")
-        group["length"], group["llim"], group["rlim"] = d, 0, d + 1
+        group = put_empty_chain(file, "psi", "MPS", d)
         for k, core in enumerate(cores):
             left = [leg(f"Link,l={k}", core.shape[0], id=k, dir=-1, blocks=sizes[k])] if k else []
             right = [leg(f"Link,l={k + 1}", core.shape[2], id=k + 1, dir=1, blocks=sizes[k + 1])] if k + 1 < d else []
@@ -234,8 +233,7 @@ def test_bonds_of_several_legs_and_ends_of_size_one(tmp_path: Path) -> None:
     p, q = leg("Link,p", 2, id=9), leg("Link,q", 3, id=3)
     end = leg("Link,l=0", 1, id=50)
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = put_group(file, "psi", "MPS")
-        group["length"], group["llim"], group["rlim"] = 2, 0, 3
+        group = put_empty_chain(file, "psi", "MPS", 2)
         put_tensor(group, "MPS[1]", a[..., None], [leg("Site,n=1", 2, id=1), q, p, end])
         put_tensor(group, "MPS[2]", b.T, [p, leg("Site,n=2", 4, id=2), q])
     want = np.einsum("iqp,qjp->ij", a, b)
@@ -245,8 +243,7 @@ def test_bonds_of_several_legs_and_ends_of_size_one(tmp_path: Path) -> None:
 def test_tensors_without_a_link_between_them(tmp_path: Path) -> None:
     a, b = oracles.normal((2,)), oracles.normal((3,), seed=1)
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = put_group(file, "psi", "MPS")
-        group["length"], group["llim"], group["rlim"] = 2, 0, 3
+        group = put_empty_chain(file, "psi", "MPS", 2)
         put_tensor(group, "MPS[1]", a, [leg("Site,n=1", 2, id=1)])
         put_tensor(group, "MPS[2]", b.astype(complex), [leg("Site,n=2", 3, id=2)])
     got = itensor.read(tmp_path / "a.h5")
@@ -352,8 +349,7 @@ def test_a_damaged_file(good: Path, where: str, what: Any, says: str) -> None:
 def test_chains_that_are_not_open(tmp_path: Path) -> None:
     loop = [leg("Link,l=1", 2, id=1), leg("Link,l=2", 2, id=2), leg("Link,l=0", 2, id=3)]
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = put_group(file, "psi", "MPS")
-        group["length"], group["llim"], group["rlim"] = 3, 0, 4
+        group = put_empty_chain(file, "psi", "MPS", 3)
         for k in range(3):
             put_tensor(group, f"MPS[{k + 1}]", np.ones((2, 2, 2)), [loop[k - 1], leg("Site", 2, id=10 + k), loop[k]])
     with oracles.refused(ValueError, "itensor.read: /psi", "must be an open chain", "'Link,l=0' in tensors 1, 3"):
@@ -362,8 +358,7 @@ def test_chains_that_are_not_open(tmp_path: Path) -> None:
 
 def test_operators_whose_rows_are_not_told_from_columns(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = put_group(file, "H", "MPO")
-        group["length"], group["llim"], group["rlim"] = 1, 0, 2
+        group = put_empty_chain(file, "H", "MPO", 1)
         put_tensor(group, "MPO[1]", np.ones((2, 2)), [leg("Site,n=1", 2, id=1), leg("Site,n=1", 2, id=2)])
     with oracles.refused(ValueError, "itensor.read: /H", "must prime its row legs"):
         itensor.read(tmp_path / "a.h5")
@@ -371,8 +366,7 @@ def test_operators_whose_rows_are_not_told_from_columns(tmp_path: Path) -> None:
 
 def test_two_precisions(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        group = put_group(file, "psi", "MPS")
-        group["length"], group["llim"], group["rlim"] = 2, 0, 3
+        group = put_empty_chain(file, "psi", "MPS", 2)
         put_tensor(group, "MPS[1]", np.ones(2, "f4"), [leg("Site,n=1", 2, id=1)])
         put_tensor(group, "MPS[2]", np.ones(2), [leg("Site,n=2", 2, id=2)])
     with oracles.refused(ValueError, "itensor.read: ", "one precision", "float32 and float64"):

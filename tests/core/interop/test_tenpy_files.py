@@ -128,12 +128,11 @@ def test_legs_are_found_by_their_labels(stored: Path) -> None:
     with h5py.File(stored, "r+") as opened:
         for tensor in opened["tensors"].values():
             order = [2, 0, 1]
-            for name, entries in (("labels", tensor["labels"]), ("legs", tensor["legs"])):
+            for entries in (tensor["labels"], tensor["legs"]):
                 moved = [entries[str(k)] for k in order]
                 for k in range(3):
                     entries.move(str(k), f"old {k}")
                 for k, item in enumerate(moved):
-                    assert name
                     entries[str(k)] = item
                 for k in range(3):
                     del entries[f"old {k}"]

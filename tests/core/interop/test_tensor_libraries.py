@@ -359,12 +359,14 @@ def test_sparse_parts_of_pyttb() -> None:
 # ------------------------------------------------------------------------------------------------- torch's own ways
 
 
+def constructor(name: str) -> Any:
+    wrap = {"tntorch": "Tensor", "torchtt": "TT"}.get(name)
+    return getattr(library(name), wrap) if wrap else list
+
+
 @pytest.mark.parametrize("name", ["tntorch", "torchtt", "tensorly"])
 def test_gradients_stay_behind_and_half_precision_becomes_single(name: str) -> None:
-    module = library(name)
-    _, from_library = verbs(name)
-    wrap = {"tntorch": "Tensor", "torchtt": "TT"}.get(name)
-    make = getattr(module, wrap) if wrap else list
+    make, from_library = constructor(name), verbs(name)[1]
     cores = [torch.ones(1, 2, 2, requires_grad=True), torch.ones(2, 3, 1).conj()]
     assert from_library(make(cores)).full().sum() == 12
     for dtype in (torch.float16, torch.bfloat16):
@@ -377,10 +379,7 @@ def test_gradients_stay_behind_and_half_precision_becomes_single(name: str) -> N
 
 @pytest.mark.parametrize("name", ["tntorch", "torchtt", "tensorly"])
 def test_mixtures_that_are_refused(name: str) -> None:
-    module = library(name)
-    _, from_library = verbs(name)
-    wrap = {"tntorch": "Tensor", "torchtt": "TT"}.get(name)
-    make = getattr(module, wrap) if wrap else list
+    make, from_library = constructor(name), verbs(name)[1]
     one, double = torch.ones(1, 2, 1), torch.ones(1, 2, 1, dtype=torch.float64)
     with oracles.refused(TypeError, f"from_{name}: cores must have one precision", "float32 and float64"):
         from_library(make([one, double]))

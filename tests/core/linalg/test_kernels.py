@@ -225,16 +225,11 @@ except IndexError:
     assert finish(start(script, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))) == "checked"
 
 
-def copy_of_the_package(folder: Path) -> Path:
-    """Copy what the kernels need: the package without its own caches."""
-    shutil.copytree(ROOT / "tnlib", folder / "tnlib", ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
 @pytest.mark.slow
 def test_kernels_work_where_no_cache_can_be_written(tmp_path: Path) -> None:
     """Every place numba knows lies below a regular file, which stops root too."""
-    tree = copy_of_the_package(tmp_path / "tree")
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "tnlib", tree / "tnlib", ignore=shutil.ignore_patterns("__pycache__"))
     blocked = tree / "tnlib" / "linalg" / "__pycache__"
     blocked.write_text("a file where a folder is wanted")
     script = (

@@ -109,20 +109,13 @@ def test_the_budget_of_zero() -> None:
     assert shares.error == 0
 
 
-def test_an_error_estimate_counts_as_discarded() -> None:
+@pytest.mark.parametrize("name", ["error_estimate", "discarded"])
+def test_error_estimates_and_values_that_are_not_passed_count_as_discarded(name: str) -> None:
     shares = budget(0.5, 1)
-    assert shares.truncate(np.array([0.9, 0.3]), error_estimate=0.45) == 2  # 0.3 and 0.45 together exceed the share
+    assert shares.truncate(np.array([0.9, 0.3]), **{name: 0.45}) == 2  # 0.3 and 0.45 together exceed the share
+    assert name != "discarded" or shares.error == pytest.approx(0.45)
     shares = budget(0.5, 1)
-    assert shares.truncate(np.array([0.9, 0.3]), error_estimate=0.3) == 1
-    assert shares.error == pytest.approx(math.hypot(0.3, 0.3))
-
-
-def test_values_that_are_not_passed_count_as_discarded() -> None:
-    shares = budget(0.5, 1)
-    assert shares.truncate(np.array([0.9, 0.3]), discarded=0.45) == 2
-    assert shares.error == pytest.approx(0.45)
-    shares = budget(0.5, 1)
-    assert shares.truncate(np.array([0.9, 0.3]), discarded=0.3) == 1
+    assert shares.truncate(np.array([0.9, 0.3]), **{name: 0.3}) == 1
     assert shares.error == pytest.approx(math.hypot(0.3, 0.3))
 
 

@@ -59,8 +59,12 @@ def test_small_formats(dtype: np.dtype) -> None:
         tnlib.Tucker(oracles.normal((2, 2, 2), dtype), factors),
     ):
         dense, v = oracles.contract(value), oracles.normal((4,), dtype)
-        got = tnlib.contract(value, {-2: v})
+        u, w = (oracles.normal((n,), dtype) for n in (3, 5))
+        got, one, number = (tnlib.contract(value, own) for own in ({-2: v}, {0: u, 2: w}, {0: u, 1: v, 2: w}))
         assert type(got) is type(value)
+        oracles.assert_close(one.full(), np.einsum("ijk,i,k->j", dense, u, w), dtype, 500)
+        oracles.assert_close(number, np.einsum("ijk,i,j,k", dense, u, v, w), dtype, 4000)
+        oracles.assert_close(tnlib.inner(value, 2 * value), 2 * np.vdot(dense, dense), dtype, 200)
         oracles.assert_close(got.full(), np.einsum("ijk,j->ik", dense, v), dtype, 200)
         oracles.assert_close(tnlib.sum_legs(value, (0, 2)).full(), dense.sum(axis=(0, 2)), dtype, 400)
         oracles.assert_close(tnlib.sum_legs(value), dense.sum(), dtype, 4000)
@@ -174,6 +178,9 @@ def test_entries_of_every_format_that_has_a_train(value: Any) -> None:
         digits = np.stack(np.meshgrid(*map(np.arange, sizes), indexing="ij"), axis=-1)
         points, want = np.stack([digits[..., :d], digits[..., d:]], axis=-1), dense.reshape(sizes)
     oracles.assert_close(tnlib.entries(value, points), want, value.dtype, 200)
+    if points.ndim == len(value.shape) + 1:  # one index a leg, which may count from the end
+        negative = points.reshape(-1, len(value.shape)) - value.shape
+        oracles.assert_close(tnlib.entries(value, negative), want.reshape(-1), value.dtype, 200)
 
 
 def test_entries_of_200_cores() -> None:

@@ -61,12 +61,14 @@ def homogeneous(u: np.ndarray) -> np.ndarray:
     return np.block([[u, np.zeros((len(u), 1))], [np.zeros((1, len(u))), np.ones((1, 1))]])
 
 
+def two_operators(d: int) -> tuple[tnlib.LowRank, tnlib.LowRank]:
+    left = tnlib.LowRank(normal((5, 2)), normal((2, d + 1), seed=1))
+    return left, tnlib.LowRank(normal((d + 1, 3)), normal((3, 4)))
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_chance_is_the_mean_square_over_a_group_of_rotations(d: int) -> None:
-    left, right = (
-        tnlib.LowRank(normal((5, 2)), normal((2, d + 1), seed=1)),
-        tnlib.LowRank(normal((d + 1, 3)), normal((3, 4))),
-    )
+    left, right = two_operators(d)
     a, b = left.full(), right.full()
     squares = [np.linalg.norm(a @ homogeneous(u) @ b) ** 2 for u in signed_permutations(d)]
     want = np.sqrt(np.mean(squares)) / np.linalg.norm(a) / np.linalg.norm(b)
@@ -76,10 +78,7 @@ def test_chance_is_the_mean_square_over_a_group_of_rotations(d: int) -> None:
 @pytest.mark.parametrize("d", [2, 3, 4])
 def test_centred_chance_is_the_mean_square_over_permutations(d: int) -> None:
     """Permutations leave the vector of ones, and act on what is left without an invariant subspace."""
-    left, right = (
-        tnlib.LowRank(normal((5, 2)), normal((2, d + 1), seed=1)),
-        tnlib.LowRank(normal((d + 1, 3)), normal((3, 4))),
-    )
+    left, right = two_operators(d)
     a, b = left.full(), right.full()
     turns = [homogeneous(np.eye(d)[list(order)]) for order in itertools.permutations(range(d))]
     want = np.sqrt(np.mean([np.linalg.norm(a @ u @ b) ** 2 for u in turns]))

@@ -36,20 +36,6 @@ def test_products_beside_numpy(d: int, r: int, s: int, dtype: np.dtype, other: n
         oracles.assert_close(product.full(), want, max(dtype, other, key=oracles.eps), 2000)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_entries_inner_products_and_contractions(dtype: np.dtype) -> None:
-    t, other = (random_cp((3, 4, 5), rank, dtype, rank) for rank in (2, 3))
-    x, y = oracles.contract(t), oracles.contract(other)
-    points = np.random.default_rng(0).integers(-3, 3, (50, 3))
-    oracles.assert_close(tnlib.entries(t, points), x[tuple(points.T)], dtype, 500)
-    assert tnlib.entries(t, np.empty((0, 3), int)).shape == (0,)
-    assert abs(tnlib.inner(t, other) - np.vdot(x, y)) <= 200 * oracles.eps(dtype) * oracles.norm(x) * oracles.norm(y)
-    u, v, w = (oracles.normal((n,), dtype, n) for n in (3, 4, 5))
-    oracles.assert_close(tnlib.contract(t, {0: u, 2: w}).full(), np.einsum("ijk,i,k->j", x, u, w), dtype, 500)
-    number = tnlib.contract(t, {0: u, 1: v, 2: w})
-    assert number == pytest.approx(np.einsum("ijk,i,j,k", x, u, v, w), rel=1e4 * oracles.eps(dtype))
-
-
 @pytest.mark.parametrize("c", [1e-200, 1e200])
 def test_intermediate_results_stay_in_range(c: float) -> None:
     plain = random_cp((3, 4, 5), 2, np.float64, 0)

@@ -24,10 +24,6 @@ def dense_product(x: np.ndarray, gate: np.ndarray, legs: tuple[int, ...]) -> np.
     return np.moveaxis(product, range(len(legs)), legs)
 
 
-def without_scale(tt: tnlib.TensorTrain) -> tnlib.TensorTrain:
-    return tnlib.TensorTrain(tt.cores, tt.center)
-
-
 @given(wild_trains(), dtypes, st.integers(1, 3), st.data())
 def test_a_gate_on_one_leg_is_exact(tt: tnlib.TensorTrain, dtype: Any, rows: int, data: st.DataObject) -> None:
     leg = data.draw(st.integers(0, len(tt.cores) - 1))
@@ -51,7 +47,7 @@ def test_the_contract_of_a_gate_on_two_legs(
 ) -> None:
     if len(tt.cores) == 1:
         return
-    tt = without_scale(tt)
+    tt = tnlib.TensorTrain(tt.cores, tt.center)
     site, seed = data.draw(st.integers(0, len(tt.cores) - 2)), data.draw(st.integers(0, 999))
     legs = (site, site + 1) if data.draw(st.booleans()) else (site + 1, site)
     sizes = [tt.shape[k] for k in legs]

@@ -27,6 +27,13 @@ def is_sampled(x: np.ndarray, rtol: float | None) -> bool:
     return sampled_range(x.reshape(rows, -1), limit=limit) is not None
 
 
+def checked(x: np.ndarray, rtol: float | None) -> tnlib.Fit[tnlib.TensorTrain]:
+    fit = tnlib.tt_svd(x, rtol=rtol)
+    oracles.assert_fit(fit, x, rtol=rtol)
+    oracles.assert_gauge(fit.value)
+    return fit
+
+
 def noisy_train(shape: tuple[int, ...], rank: int, noise: float, dtype: Any = np.float64) -> np.ndarray:
     x = oracles.random_train(
         shape, [1, *[rank] * (len(shape) - 1), 1], np.complex128 if dtype == "complex64" else dtype
@@ -40,10 +47,8 @@ def noisy_train(shape: tuple[int, ...], rank: int, noise: float, dtype: Any = np
 def test_trains_of_low_rank_come_from_samples(dtype: np.dtype, shape: tuple[int, ...], rank: int) -> None:
     x = noisy_train(shape, rank, 1e-4, dtype)
     with oracles.unchanged(x):
-        fit = tnlib.tt_svd(x, rtol=1e-3)
+        fit = checked(x, 1e-3)
     assert is_sampled(x, 1e-3)
-    oracles.assert_fit(fit, x, rtol=1e-3)
-    oracles.assert_gauge(fit.value)
     assert fit.value.ranks == tnlib.tt_svd(x.astype(np.complex128), rtol=1e-3).value.ranks
     assert max(fit.value.ranks) <= rank
 
@@ -53,9 +58,7 @@ def test_trains_of_low_rank_come_from_samples(dtype: np.dtype, shape: tuple[int,
 def test_samples_of_exact_trains_have_no_error(dtype: np.dtype, rtol: float | None) -> None:
     for shape in SHAPES:
         x = oracles.random_train(shape, [1, *[2] * (len(shape) - 1), 1], dtype)
-        fit = tnlib.tt_svd(x, rtol=rtol)
-        oracles.assert_fit(fit, x)
-        oracles.assert_gauge(fit.value)
+        fit = checked(x, rtol)
         assert fit.error < 100 * oracles.eps(dtype)
         assert is_sampled(x, rtol)
 
@@ -64,9 +67,7 @@ def test_samples_of_exact_trains_have_no_error(dtype: np.dtype, rtol: float | No
 @pytest.mark.parametrize("noise", [1e-3, 1e-5, 1e-7, 1e-9, 1e-11])
 def test_noise_above_and_below_the_tolerance(rtol: float, noise: float) -> None:
     x = noisy_train((24, 24, 12, 12), 2, noise)
-    fit = tnlib.tt_svd(x, rtol=rtol)
-    oracles.assert_fit(fit, x, rtol=rtol)
-    oracles.assert_gauge(fit.value)
+    fit = checked(x, rtol)
     if noise < 0.3 * rtol:
         assert is_sampled(x, rtol)
         assert fit.value.ranks == (1, 2, 2, 2, 1)
@@ -145,9 +146,7 @@ def test_structure_outside_of_a_sample_is_detected(kind: str, shape: tuple[int, 
     spectra = [np.linalg.svd(a, compute_uv=False) for a in unfoldings]
     tails = [np.sqrt(np.cumsum(s[::-1] ** 2)[::-1]) for s in spectra]
     for rtol in (None, 0.3, 1e-2, 1e-4, 1e-6, 1e-8, 1e-11, 1e-13):
-        fit = tnlib.tt_svd(x, rtol=rtol)
-        oracles.assert_fit(fit, x, rtol=rtol)
-        oracles.assert_gauge(fit.value)
+        fit = checked(x, rtol)
         share = max(noise, (rtol or 0.0) * oracles.norm(x) / math.sqrt(x.ndim - 1))
         for rank, s, tail in zip(fit.value.ranks[1:-1], spectra, tails, strict=True):
             assert rank <= max(1, np.count_nonzero(s > noise if rtol is None else tail > 0.97 * share))
@@ -158,9 +157,7 @@ def test_structure_outside_of_a_sample_is_detected(kind: str, shape: tuple[int, 
 def test_structure_outside_of_a_sample_is_detected_in_single_precision(kind: str, dtype: type) -> None:
     x = ADVERSARIES[kind]((24, 24, 12, 12)).astype(dtype)
     for rtol in (None, 1e-2, 1e-4):
-        fit = tnlib.tt_svd(x, rtol=rtol)
-        oracles.assert_fit(fit, x, rtol=rtol)
-        oracles.assert_gauge(fit.value)
+        checked(x, rtol)
 
 
 def test_a_cap_alone_gives_the_best_error() -> None:

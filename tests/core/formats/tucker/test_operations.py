@@ -37,19 +37,6 @@ def test_an_outer_product_with_too_many_legs_is_refused() -> None:
         tnlib.outer(t, t)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_entries_inner_products_and_contractions(dtype: np.dtype) -> None:
-    t, other = (random_tucker((3, 4, 5), (2, 3, 2), dtype, seed) for seed in (0, 40))
-    x, y = oracles.contract(t), oracles.contract(other)
-    points = np.random.default_rng(0).integers(-3, 3, (50, 3))
-    oracles.assert_close(tnlib.entries(t, points), x[tuple(points.T)], dtype, 500)
-    assert abs(tnlib.inner(t, other) - np.vdot(x, y)) <= 200 * oracles.eps(dtype) * oracles.norm(x) * oracles.norm(y)
-    u, v, w = (oracles.normal((n,), dtype, n) for n in (3, 4, 5))
-    oracles.assert_close(tnlib.contract(t, {0: u, 2: w}).full(), np.einsum("ijk,i,k->j", x, u, w), dtype, 500)
-    number = tnlib.contract(t, {0: u, 1: v, 2: w})
-    assert number == pytest.approx(np.einsum("ijk,i,j,k", x, u, v, w), rel=1e4 * oracles.eps(dtype))
-
-
 @pytest.mark.parametrize("c", [1e-200, 1e200])
 def test_intermediate_results_stay_in_range(c: float) -> None:
     plain = random_tucker((3, 4, 5), (2, 3, 2), np.float64, 0)

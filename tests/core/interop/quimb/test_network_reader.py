@@ -261,36 +261,26 @@ def test_two_hundred_sites() -> None:
     assert abs(to_quimb(train).H @ state) == pytest.approx(1.0, rel=1e-12)
 
 
-def cyclic_pair() -> Any:
-    return qtn.MatrixProductState([np.ones((2, 2, 2))] * 2)
-
-
 def far_bond() -> Any:
     state = qtn.MPS_rand_state(4, 2)
     state[0].new_bond(state[2], size=2)
     return state
 
 
-def two_on_a_site() -> Any:
-    return qtn.MPS_rand_state(3, 2).gate(np.eye(2), 1, contract=False)
-
-
-def without_a_lower_index() -> Any:
-    operator = qtn.MPO_rand(3, 2)
-    return operator.isel({"b1": 0})
-
-
 REFUSED = {
     "cyclic state": (lambda: qtn.MPS_rand_state(4, 2, cyclic=True), ["open chain", "cyclic MatrixProductState"]),
-    "cyclic pair": (cyclic_pair, ["open chain", "cyclic"]),
+    "cyclic pair": (lambda: qtn.MatrixProductState([np.ones((2, 2, 2))] * 2), ["open chain", "cyclic"]),
     "cyclic operator": (lambda: qtn.MPO_rand(4, 2, cyclic=True), ["open chain", "cyclic MatrixProductOperator"]),
     "sites with gaps": (
         lambda: qtn.MatrixProductState([np.ones((2, 2)), np.ones((2, 2))], sites=[0, 2]),
         ["without gaps", "[0, 2]"],
     ),
     "bond that skips a site": (far_bond, ["structure of a TensorTrain", "k0, ", "are due"]),
-    "two tensors on a site": (two_on_a_site, ["structure of a TensorTrain", "4 tensors instead of 3"]),
-    "operator without an index": (without_a_lower_index, ["b0, b1", "[0, 2]"]),
+    "two tensors on a site": (
+        lambda: qtn.MPS_rand_state(3, 2).gate(np.eye(2), 1, contract=False),
+        ["structure of a TensorTrain", "4 tensors instead of 3"],
+    ),
+    "operator without an index": (lambda: qtn.MPO_rand(3, 2).isel({"b1": 0}), ["b0, b1", "[0, 2]"]),
     "NaN": (lambda: qtn.MatrixProductState([np.array([1.0, np.nan])]), ["the tensor I0", "finite"]),
 }
 

@@ -17,6 +17,15 @@ from tnlib.formats.train.cross.sampling import (
     sample_train,
 )
 
+COUNT = 40_000
+
+
+def assert_frequencies(points: np.ndarray, density: np.ndarray) -> None:
+    assert density.sum() == pytest.approx(1)
+    frequencies = np.zeros(density.shape)
+    np.add.at(frequencies, tuple(points.T), 1 / len(points))
+    assert np.abs(frequencies - density).max() <= 5 * math.sqrt(density.max() / len(points))
+
 
 def everywhere(shape: tuple[int, ...]) -> np.ndarray:
     return np.array(list(itertools.product(*map(range, shape))))
@@ -30,12 +39,7 @@ def test_indices_are_drawn_from_the_train() -> None:
         cores.append(q.reshape(-1, n, q.shape[1]))
         rest = r
     cores.append(rest.reshape(-1, x.shape[-1], 1))
-    count = 40_000
-    points = sample_train(cores, count, np.random.default_rng(0))
-    frequencies = np.zeros(x.shape)
-    np.add.at(frequencies, tuple(points.T), 1 / count)
-    want = np.abs(x) ** 2  # its sum is 1
-    assert np.abs(frequencies - want).max() <= 5 * math.sqrt(want.max() / count)
+    assert_frequencies(sample_train(cores, COUNT, np.random.default_rng(0)), np.abs(x) ** 2)
 
 
 def test_products_are_drawn_with_the_density_that_is_returned() -> None:
@@ -44,11 +48,7 @@ def test_products_are_drawn_with_the_density_that_is_returned() -> None:
     profiles = [rng.random((2, n)) * (rng.random((2, n)) < 0.8) + 1e-3 for n in shape]
     points = everywhere(shape)
     density = np.exp(log_density_of_products(profiles, points)) / len(points)
-    assert density.sum() == pytest.approx(1)
-    count = 40_000
-    frequencies = np.zeros(shape)
-    np.add.at(frequencies, tuple(sample_products(profiles, count, rng).T), 1 / count)
-    assert np.abs(frequencies.reshape(-1) - density).max() <= 5 * math.sqrt(density.max() / count)
+    assert_frequencies(sample_products(profiles, COUNT, rng), density.reshape(shape))
 
 
 def test_points_beside_rows_and_columns_are_drawn_with_the_density_that_is_returned() -> None:
@@ -58,8 +58,5 @@ def test_points_beside_rows_and_columns_are_drawn_with_the_density_that_is_retur
     tails = [none, np.array([[0, 1], [1, 3]]), np.array([[3]])]
     points = everywhere(shape)
     density = np.exp(log_density_beside(heads, tails, shape, points)) / len(points)
-    assert density.sum() == pytest.approx(1)
-    count = 40_000
-    frequencies = np.zeros(shape)
-    np.add.at(frequencies, tuple(sample_beside(heads, tails, shape, count, np.random.default_rng(3)).T), 1 / count)
-    assert np.abs(frequencies.reshape(-1) - density).max() <= 5 * math.sqrt(density.max() / count)
+    drawn = sample_beside(heads, tails, shape, COUNT, np.random.default_rng(3))
+    assert_frequencies(drawn, density.reshape(shape))

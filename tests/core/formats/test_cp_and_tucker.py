@@ -1,0 +1,119 @@
+"""CP and Tucker: real and imaginary part, casts, named arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tnlib
+
+Value = tnlib.CP | tnlib.Tucker
+
+
+@st.composite
+def cps(draw: st.DrawFn) -> tnlib.CP:
+    """Arrays of different dtypes, more and fewer components than the legs have entries."""
+    d, rank, seed = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(0, 999))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=d, max_size=d))
+    dtypes = draw(st.lists(st.sampled_from(oracles.DTYPES), min_size=d + 1, max_size=d + 1))
+    factors = [oracles.normal((n, rank), dtypes[k], seed + k) for k, n in enumerate(sizes)]
+    return tnlib.CP(oracles.normal((rank,), dtypes[d], seed + d), factors)
+
+
+@st.composite
+def tuckers(draw: st.DrawFn) -> tnlib.Tucker:
+    """Arrays of different dtypes, ranks above and below the sizes of the legs."""
+    d, seed = draw(st.integers(1, 4)), draw(st.integers(0, 999))
+    sizes, ranks = (draw(st.lists(st.integers(1, 4), min_size=d, max_size=d)) for _ in range(2))
+    dtypes = draw(st.lists(st.sampled_from(oracles.DTYPES), min_size=d + 1, max_size=d + 1))
+    factors = [oracles.normal((n, r), dtypes[k], seed + k) for k, (n, r) in enumerate(zip(sizes, ranks, strict=True))]
+    return tnlib.Tucker(oracles.normal(ranks, dtypes[d], seed + d), factors)
+
+
+values = pytest.mark.parametrize("values", [cps(), tuckers()], ids=["cp", "tucker"])
+
+
+def dense(t: Value) -> np.ndarray:
+    return oracles.contract(t.astype(np.complex128))
+
+
+def roundoff(t: Value) -> float:
+    """Rounding of the entries of `t` in the coarsest dtype of its arrays."""
+    first, *factors = (np.abs(a) for a in t.named_arrays().values())
+    return 32 * max(oracles.eps(a.dtype) for a in t.arrays()) * oracles.norm(oracles.contract(type(t)(first, factors)))
+
+
+def part_ranks(t: Value) -> tuple[int, ...]:
+    """Ranks of the real part: a complex factor doubles its own rank, or that of a CP but for the first."""
+    if isinstance(t, tnlib.Tucker):
+        double = [1 + (t.dtype.kind == "c" and np.iscomplexobj(factor)) for factor in t.factors]
+        return tuple(np.multiply(t.ranks, double))
+    is_complex = [np.iscomplexobj(a) for a in (t.factors[0][:, :1] * t.weights[:1], *t.factors[1:])]
+    return (len(t.weights) * 2 ** max(0, sum(is_complex) - 1),)
+
+
+@values
+@given(st.data())
+def test_real_and_imaginary_part(values: st.SearchStrategy[Value], data: st.DataObject) -> None:
+    t = data.draw(values)
+    tolerance = roundoff(t) * (2 ** len(t.shape) if isinstance(t, tnlib.CP) else 1)
+    for part, want in ((t.real, dense(t).real), (t.imag, dense(t).imag)):
+        assert part.shape == t.shape
+        assert part.dtype == np.zeros(0, t.dtype).real.dtype
+        assert part.full().dtype == part.dtype
+        assert oracles.norm(oracles.wide(part.full()) - want) <= tolerance
+        assert part.ranks == part_ranks(t)
+    if t.dtype.kind != "c":
+        assert t.real is t
+        assert t.imag.norm() == 0
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_parts_of_a_cp_of_integers_are_exact(dtype: type) -> None:
+    factors = [np.array([[1 + 2j, 3 - 1j], [2 - 1j, 4j]]).astype(dtype) + k for k in range(4)]
+    t = tnlib.CP(np.array([2 - 4j, 1j]).astype(dtype), factors)
+    np.testing.assert_array_equal(t.real.full(), t.full().real)
+    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
+
+
+@pytest.mark.parametrize("c", [1e-300, 1e300])
+def test_parts_of_large_weights_stay_in_range(c: float) -> None:
+    t = tnlib.CP(np.array([c * 1j]), [np.array([[c], [c * 1j]]), np.array([[1j / c]])])
+    np.testing.assert_allclose(tnlib.entries(t.real, [[0, 0], [1, 0]]), [-c, 0.0], rtol=1e-14)
+    np.testing.assert_allclose(tnlib.entries(t.imag, [[0, 0], [1, 0]]), [0.0, -c], rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_parts_of_a_tucker_of_integers_are_exact(dtype: np.dtype) -> None:
+    """Nothing is rounded: the parts of a sum of two terms are those of its dense array of integers."""
+    core, factors = np.array([[2, 3], [5, 7]]).astype(dtype), [np.array([[1, 2], [3, 4], [5, 6]]).astype(dtype)] * 2
+    if np.dtype(dtype).kind == "c":
+        core, factors = core + 1j * core[::-1], [factor - 1j * factor[::-1] for factor in factors]
+    t = tnlib.Tucker(core.astype(dtype), [factor.astype(dtype) for factor in factors])
+    np.testing.assert_array_equal(t.real.full(), t.full().real)
+    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
+
+
+@values
+@given(st.data(), st.sampled_from(oracles.DTYPES))
+def test_casts(values: st.SearchStrategy[Value], data: st.DataObject, dtype: np.dtype) -> None:
+    t = data.draw(values)
+    if t.dtype.kind == "c" and dtype.kind != "c":
+        with oracles.refused(TypeError, f"{type(t).__name__}.astype", "complex", ".real"):
+            t.astype(dtype)
+        return
+    cast = t.astype(dtype)
+    assert all(a.dtype == dtype for a in cast.arrays())
+    assert oracles.norm(oracles.wide(cast.full()) - dense(t)) <= max(roundoff(t), roundoff(cast))
+
+
+@values
+@given(st.data())
+def test_named_arrays_make_the_same_value(values: st.SearchStrategy[Value], data: st.DataObject) -> None:
+    t = data.draw(values)
+    first = "weights" if isinstance(t, tnlib.CP) else "core"
+    assert list(t.named_arrays()) == [first, *(f"factors.{k}" for k in range(t.ndim))]
+    oracles.assert_same_bits(type(t).from_named_arrays(t.named_arrays(), t.attributes()), t)
