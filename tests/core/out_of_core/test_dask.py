@@ -170,7 +170,7 @@ def test_a_killed_worker_changes_no_bit(name: str, at: int, two_workers: Any) ->
         fit = CALLS[name](a, **options)
     assert killed
     assert bits(fit) == want
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=120)
 
 
 def in_another_process(block: np.ndarray, pid: int) -> np.ndarray:
