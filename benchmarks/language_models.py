@@ -26,12 +26,12 @@ from typing import Any
 import click
 import numpy as np
 
+from benchmarks.calibrated import write_table
 from benchmarks.quantizers import Grid, gptq, round_to_nearest
 from benchmarks.smollm2 import NAMES, smollm2
 from benchmarks.texts import sentences
 
 HERE = Path(__file__).parent
-STUDY = HERE.parent / "docs" / "study.md"
 HEADING = "## Predictions of SmolLM2"
 TOKENS, WINDOW = 16_384, 512
 METHODS = ("gptq", "low", "default", "high")  # the last three are efforts of `compress`
@@ -158,14 +158,6 @@ def row(model: str, method: str, bits: float, what: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def write_table(lines: list[str]) -> None:
-    """Replace the table below `HEADING` in the study."""
-    study = STUDY.read_text(encoding="utf-8").splitlines()
-    start = next(k for k in range(study.index(HEADING), len(study)) if study[k].startswith("|"))
-    end = next((k for k in range(start, len(study)) if not study[k].startswith("|")), len(study))
-    STUDY.write_text("\n".join([*study[:start], *lines, *study[end:]]) + "\n", encoding="utf-8")
-
-
 @click.command()
 @click.option("--model", type=click.Choice(tuple(NAMES)), default="rotated")
 @click.option("--bits", multiple=True, type=float, default=(4.0, 3.0, 2.0))
@@ -185,7 +177,7 @@ def main(
         own, method, width, part, out = arguments
         print(json.dumps(run_row(own, method, float(width), part, Path(out))))
         return
-    head = ("compressed", "bits", "method", "MB", "divergence", "perplexity before", "after", "CPU s", "peak MB")
+    head = ("what", "bits", "method", "MB", "divergence", "perplexity before", "after", "CPU s", "peak MB")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     print(*lines, sep="\n", flush=True)
     for part in what:
@@ -194,7 +186,7 @@ def main(
                 lines.append(row(model, method, width, part))
                 print(lines[-1], flush=True)
     if write:
-        write_table(lines)
+        write_table(HEADING, lines)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def statistics(folder: Path, outside: Path) -> Reader:
     model = open_checkpoint(builtin_path())
     batches = [Batch(torch.arange(6).reshape(2, 3), torch.ones(2, 3, dtype=torch.long))]
     places: dict[str, Any] = {f"0.{name}": SimpleNamespace(reads="0.x") for name in "qk"}
-    origin = origin_of(model, batches, places, MAX_TOKENS) | {"kind": "components"}
+    origin = origin_of(model, batches, places, MAX_TOKENS)
     files = StatisticsFiles(Spill(folder), origin, folder / "statistics")
     square = np.eye(4, dtype=np.float32)
     gates = dict.fromkeys(places, square.astype(np.float64))

@@ -19,7 +19,6 @@ from threadpoolctl import threadpool_limits
 from tnlib import ArgumentError, ClusterError
 
 R = TypeVar("R")
-_CLOSED = "handle is closed"  # of multiprocessing, for a call submitted while a pool that lost a process is shut down
 _LOST = ("KilledWorker", "ClosedClientError")  # of dask
 
 
@@ -28,7 +27,10 @@ class _InThisProcess(Executor):
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         future = Future[R]()
-        future.set_result(fn(*args, **kwargs))
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as problem:
+            future.set_exception(problem)
         return future
 
 
@@ -52,7 +54,9 @@ class Workers:
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
         """Start a call."""
-        with _loss_in_one_sentence():
+        with _loss_in_one_sentence(
+            OSError
+        ):  # of the pool, whose pipes are closed: errors of the call are in the future
             return self.executor.submit(call)
 
     def result(self, future: Future[R]) -> R:
@@ -90,13 +94,12 @@ def _use_one_thread() -> None:
 
 
 @contextmanager
-def _loss_in_one_sentence() -> Iterator[None]:
+def _loss_in_one_sentence(*lost: type[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
         name = type(problem).__name__
-        closed = isinstance(problem, OSError) and str(problem) == _CLOSED
-        if not (closed or isinstance(problem, (BrokenExecutor, CancelledError)) or name in _LOST):
+        if not isinstance(problem, (BrokenExecutor, CancelledError, *lost)) and name not in _LOST:
             raise
         raise ClusterError(
             f"compress: workers must stay until the end, got the loss of one ({name}); pass fewer if memory was short, "

@@ -80,7 +80,7 @@ def compress(source, out, text, file, keep=0.5, what="attention", bits=None):
 def test_another_size_observes_nothing(folders, text, tmp_path, runs, what, sizes):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", what=what, **sizes[0])
     observed = runs.count
-    assert observed > 2
+    assert observed > (4 if "keep" in sizes[0] else 2)  # rounding needs one backward pass, components two
     compress(folders[0], tmp_path / "b", text, tmp_path / "seen", what=what, **sizes[1])
     assert runs.count == observed
     other = {"bits": 4} if "keep" in sizes[0] else {"keep": 0.5}

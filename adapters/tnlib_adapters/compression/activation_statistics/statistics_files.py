@@ -31,10 +31,12 @@ _ORIGIN = "tnlib_calibration.json"  # file of a spill folder
 _BLOCK = 1 << 24  # bytes hashed at a time
 
 
-def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int) -> dict[str, str]:
+def origin_of(
+    checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int, *, rounding: bool = False
+) -> dict[str, str]:
     """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
 
-    `longest` is the number of tokens at which texts were truncated.
+    `longest` is the number of tokens at which texts were truncated; statistics of rounding are of a kind of their own.
     """
     model = hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
@@ -43,7 +45,7 @@ def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, 
                 model.update(block)
     keys = hashlib.sha256("\n".join(sorted(places)).encode())
     digests = {"model": model.hexdigest(), "text": digest_of_tokens(batches), "weights": keys.hexdigest()}
-    return digests | {"tokens": str(longest)}
+    return digests | {"tokens": str(longest), "kind": "rounding" if rounding else "components"}
 
 
 def digest_of_tokens(batches: Sequence[Batch]) -> str:

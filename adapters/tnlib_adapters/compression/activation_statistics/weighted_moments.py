@@ -22,6 +22,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.activation_statistics.moment_sums import MomentSums, add_to
+from tnlib_adapters.compression.methods.components import damped
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +122,6 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
     """Return x L^-T for batches of x (b, t, m), with moments L L^T."""
     import torch
 
-    size = float(np.trace(moments)) / len(moments) or 1.0
-    lower = np.linalg.cholesky(moments.astype(np.float64) / size + _DAMPED * np.eye(len(moments)))
-    root = torch.from_numpy(np.ascontiguousarray(lower.T, np.float32)) * size**0.5
+    raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
+    root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C"))
     return [torch.linalg.solve_triangular(root.to(x.device), x, upper=True, left=False) for x in batches]

@@ -89,8 +89,8 @@ def collect_calibration(
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
     model, spill = weights.folded(model), spill or Spill()
     places = weights.places(model)
-    streams, origin = streams_of_fit(model, batches, spill), origin_of(checkpoint, sample, places, model.longest)
-    origin["kind"] = "rounding" if rounding else "components"
+    streams = streams_of_fit(model, batches, spill)
+    origin = origin_of(checkpoint, sample, places, model.longest, rounding=rounding)
     files = StatisticsFiles(spill, origin, file)
     files.is_complete()  # raises if it is of another model
     spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "dtype": f"{model.dtype}"})

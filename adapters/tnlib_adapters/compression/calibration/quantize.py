@@ -18,7 +18,7 @@ from tnlib_adapters.compression.activation_statistics.statistics_files import Sp
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
 from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.methods.components import moments_of_rows, nearest_kronecker_product
+from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import (
@@ -200,7 +200,6 @@ def _metric(
     looked_up = moments_of_rows(weight, reads[name])
     predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
     metric = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
-    damped = metric + _NEGLIGIBLE * np.trace(metric) / len(metric) * np.eye(len(metric))
     energy = float(statistics.gates[wiring.tied_key][0])
-    both = np.linalg.solve(damped, slopes[name] + energy / n_tokens * reads[wiring.tied_key])
+    both = np.linalg.solve(damped(metric, _NEGLIGIBLE), slopes[name] + energy / n_tokens * reads[wiring.tied_key])
     return (None, metric), float(np.trace(both)) / weight.size / n_texts

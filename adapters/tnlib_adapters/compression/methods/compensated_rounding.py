@@ -26,7 +26,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
-from tnlib_adapters.compression.methods.components import multiply_rows
+from tnlib_adapters.compression.methods.components import damped, multiply_rows
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 
@@ -84,7 +84,7 @@ def round_compensated(
     nearest = round_to_nearest(weight, form)
     size = float(np.abs(weight).max(initial=0.0)) or 1.0
     unit = (weight / size).astype(np.float32)
-    metric = [_damped(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]
+    metric = [_unit_metric(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]
     rows, columns = (_Side.of(moments, n) for moments, n in zip(metric, weight.shape, strict=True))
 
     def loss_of(integers: Integers) -> float:
@@ -94,12 +94,12 @@ def round_compensated(
     best, least = nearest, loss_of(nearest)
     for factor in _WIDENED if descend and form.is_packed else (1.0,):
         scales = nearest.scales if factor == 1 else from_bf16(to_bf16(nearest.scales * np.float32(factor)))
-        grid = _Grid.of(scales / size, form, rows, columns)
+        grid = _StepSizes.of(scales / size, form, rows, columns)
         candidate = Integers(_reordered(_nearest_plane(ordered, grid, rows, columns), grid), scales, form)
         if (loss := loss_of(candidate)) < least:
             best, least = candidate, loss
     if descend:
-        grid = _Grid.of(best.scales / size, form, rows, columns)
+        grid = _StepSizes.of(best.scales / size, form, rows, columns)
         codes = best.codes[np.ix_(*grid.orders)].astype(np.int16)
         _descend(ordered, grid, rows, columns, codes)
         best = Integers(_reordered(codes, grid), best.scales, form)
@@ -128,21 +128,21 @@ def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None
     return float(np.vdot(left, right))
 
 
-def _reordered(codes: Array, grid: _Grid) -> Array:
+def _reordered(codes: Array, grid: _StepSizes) -> Array:
     """Return the codes in the order of the matrix."""
     ordered = np.empty(codes.shape, np.uint8 if grid.form.is_packed else np.int8)
     ordered[np.ix_(*grid.orders)] = codes
     return ordered
 
 
-def _damped(moments: Array | None, share: float) -> Array | None:
-    """Return moments of mean 1 and without small eigenvalues, in single precision."""
+def _unit_metric(moments: Array | None, share: float) -> Array | None:
+    """Return moments of mean 1, damped by `share`, in single precision; the identity for moments of 0."""
     if moments is None:
         return None
-    n = len(moments)
-    mean = float(moments.sum() if moments.ndim == 1 else np.trace(moments)) / n
-    identity: Array = np.ones(n, np.float32) if moments.ndim == 1 else np.eye(n, dtype=np.float32)
-    return identity if mean <= 0 else (moments / mean).astype(np.float32) + np.float32(share) * identity
+    mean = float(moments.mean() if moments.ndim == 1 else np.trace(moments) / len(moments))
+    if mean <= 0:
+        return np.ones(len(moments), np.float32) if moments.ndim == 1 else np.eye(len(moments), dtype=np.float32)
+    return damped((moments / mean).astype(np.float32), share)
 
 
 @dataclass(frozen=True)
@@ -172,15 +172,15 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """Steps and codes of the entries of a matrix whose rows and columns are reordered."""
+class _StepSizes:
+    """Step of every entry of a matrix whose rows and columns are reordered."""
 
     scales: Array
     form: IntegerFormat
     orders: tuple[Array, Array]
 
     @classmethod
-    def of(cls, scales: Array, form: IntegerFormat, rows: _Side, columns: _Side) -> _Grid:
+    def of(cls, scales: Array, form: IntegerFormat, rows: _Side, columns: _Side) -> _StepSizes:
         return cls(np.where(scales == 0, _NO_STEP, scales).astype(np.float32), form, (rows.order, columns.order))
 
     def steps(self, rows: slice, columns: slice) -> Array:
@@ -191,7 +191,7 @@ class _Grid:
         return self.scales[np.ix_(*own)]
 
 
-def _nearest_plane(weight: Array, grid: _Grid, rows: _Side, columns: _Side) -> Array:
+def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> Array:
     """Return the codes (m, n), rounded from the last tile to the first."""
     errors = np.zeros_like(weight)  # E
     codes = np.zeros(weight.shape, np.int16)
@@ -215,7 +215,7 @@ def _nearest_plane(weight: Array, grid: _Grid, rows: _Side, columns: _Side) -> A
     return codes
 
 
-def _descend(weight: Array, grid: _Grid, rows: _Side, columns: _Side, codes: Array) -> None:
+def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes: Array) -> None:
     """Move single codes to the minimum of the cost, tile by tile, in sweeps."""
     form = grid.form
     weighted = np.empty_like(weight)  # E, then A E

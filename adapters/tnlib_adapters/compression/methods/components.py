@@ -78,6 +78,15 @@ def second_moments(x: Array) -> Array:
     return moments
 
 
+def damped(moments: Array, share: float) -> Array:
+    """Return second moments plus `share` of their mean on the diagonal, which raises small eigenvalues."""
+    if moments.ndim == 1:
+        diagonal: Array = moments + share * moments.mean()
+        return diagonal
+    raised: Array = moments + share * np.trace(moments) / len(moments) * np.eye(len(moments), dtype=moments.dtype)
+    return raised
+
+
 def triangular_root(moments: Array) -> tuple[Array, Array]:
     """Return R with R^T R = C, up to a factor, and its inverse; see `triangular_factor`."""
     root = triangular_factor(moments)
