@@ -46,11 +46,11 @@ class Request:
 
     budget: Budget
     calibration: Calibration | None
-    what: str
     method: str
-    layout: str
-    effort: str
-    run: Run
+    what: str = "all"
+    layout: str = "factored"
+    effort: str = "default"
+    run: Run = Run()
 
     @classmethod
     def of(
@@ -58,11 +58,8 @@ class Request:
         budget: Budget | None = None,
         *,
         calibration: Calibration | str | os.PathLike[str] | None = None,
-        what: str = "all",
         method: str | None = None,
-        layout: str = "factored",
-        effort: str = "default",
-        run: Run = Run(),
+        **options: Any,
     ) -> Self:
         """Return the request for the arguments of `compress`, with the defaults of method and budget."""
         if budget is not None and not isinstance(budget, Budget):
@@ -70,22 +67,24 @@ class Request:
                 f"compress: budget must be a Budget, got {budget!r}; pass for example Budget(bits=4) or "
                 "Budget(keep=0.5)."
             )
-        if not isinstance(run, Run):
-            raise ArgumentTypeError(f"compress: run must be a Run, got {run!r}; pass for example Run(device='cuda').")
         if calibration is not None and not isinstance(calibration, Calibration):
             calibration = Calibration(calibration)
         budget = budget or Budget()
         if method is None:
-            method = _default_method(budget, what, with_text=calibration is not None)
+            method = _default_method(budget, options.get("what", cls.what), with_text=calibration is not None)
         in_bits = method in TABLE and TABLE[method].in_bits
-        if layout != "narrow":
+        if options.get("layout") != "narrow":
             if budget.unbounded and budget.store != "float" and not in_bits:
                 budget = replace(budget, keep=1.0)
             elif in_bits and budget.store == "float" and budget.bits is None and budget.max_error is None:
                 budget = replace(budget, bits=DEFAULT_BITS)
-        return cls(budget, calibration, what, method, layout, effort, run)
+        return cls(budget, calibration, method, **options)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.run, Run):
+            raise ArgumentTypeError(
+                f"compress: run must be a Run, got {self.run!r}; pass for example Run(device='cuda')."
+            )
         for name, known in (("what", WHAT), ("effort", EFFORTS)):
             check_one_of("compress", name, getattr(self, name), known)
         self._check_layout()
