@@ -76,6 +76,8 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
+        from tnlib_adapters.compression.options import Budget
+        from tnlib_adapters.compression.request import Request
         from tnlib_adapters.compression.sizes import count_attention
         from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.expansion import expand
@@ -85,7 +87,8 @@ def stage(*, refit: bool) -> Run:
 
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
-        parts = collect_calibration(checkpoint, model, batches, weighed_parts)
+        request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
+        parts = collect_calibration(checkpoint, model, batches, weighed_parts, request)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
         if refit:

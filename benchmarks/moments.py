@@ -37,6 +37,8 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     from tnlib_adapters.compression.activation_statistics.statistics import collect, collect_reads
     from tnlib_adapters.compression.calibration.calibrate import weighed_parts
     from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
+    from tnlib_adapters.compression.options import Budget
+    from tnlib_adapters.compression.request import Request
     from tnlib_adapters.compression.text import sample_batches
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.weight_inputs import find_places
@@ -44,7 +46,8 @@ def passes(name: str) -> tuple[list[Batch], Pass, dict[str, Pass]]:
     model, checkpoint = open_running(folder_of(name)), open_checkpoint(folder_of(name))
     text = "\n".join(sentences("docstrings", SENTENCES))
     batches = sample_batches(model.batches(text), 2**62)[:BATCHES]
-    parts = collect_calibration(checkpoint, model, batches, weighed_parts)
+    request = Request.of(Budget(keep=0.5), calibration="docstrings", what="attention")
+    parts = collect_calibration(checkpoint, model, batches, weighed_parts, request)
     layers = [part.load() for part in parts.values()]
     places = find_places(model)
 

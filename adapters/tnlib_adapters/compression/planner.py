@@ -33,9 +33,6 @@ from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import rounded
 
-# bits per parameter; products of two factors are worth it below, and to measure their losses takes time
-_LEAST_WHOLE = {"low": 2.5, "default": 3.5, "high": 3.5}
-
 Call = Callable[[], Factorised]  # with all arrays it needs
 
 
@@ -83,24 +80,7 @@ def _factorise(
         return factorise(checkpoint, request.method, progress, what=request.what, workspace=workspace)
     method = TABLE[request.method]
     if method.unit == "model":
-        width = dict[str, object]()
-        if method.in_bits:
-            budget, least = request.budget, _LEAST_WHOLE[request.effort]
-            below = budget.keep is not None or (budget.bits or least) < least
-            factors = below or budget.max_error is not None
-            width = {"bits": budget.width, "factors": factors, "fewer_numbers": budget.keep is not None}
-        factorisation: Factorisation = resolve(method.factorise)(
-            checkpoint,
-            text,
-            progress,
-            what=request.what,
-            file=request.statistics,
-            folder=request.partial_folder,
-            source=source,
-            workspace=workspace,
-            effort=request.effort,
-            **width,
-        )
+        factorisation: Factorisation = resolve(method.factorise)(source, text, request, workspace)
         return replace(factorisation, workspace=workspace)
     inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source, workspace=workspace)
     return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs, workspace=workspace)

@@ -28,6 +28,7 @@ from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
+from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
@@ -67,7 +68,8 @@ def first_batch(model) -> Batch:
 
 
 def calibrated_layers(checkpoint, model, batches):
-    return [part.load() for part in collect_calibration(checkpoint, model, batches, weighed_parts).values()]
+    request = Request.of(Budget(keep=0.5), calibration="text.txt", what="attention")
+    return [part.load() for part in collect_calibration(checkpoint, model, batches, weighed_parts, request).values()]
 
 
 def observe(model, batch, places, layer, generator):

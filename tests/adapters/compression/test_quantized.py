@@ -27,7 +27,9 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.report.report import Report  # noqa: E402
+from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
+from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.instrument.block import Block, install  # noqa: E402
@@ -165,7 +167,9 @@ def test_bytes_of_mixed_dtypes_are_those_of_the_files(
 def test_costs_in_mixed_dtypes_are_the_bits_in_the_files(
     name: str, mixed: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
-    factorisation = factorise_quantized(open_checkpoint(mixed[name]), text.read_text(), what="all")
+    factorisation = factorise_quantized(
+        SourceModel(open_checkpoint(mixed[name])), text.read_text(), Request.of(Budget(bits=3), calibration=text)
+    )
     choice = factorisation.select_bits(5, None)
     curves = [curve for part in factorisation.parts.values() for curve in part.curves]
     costs = sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
@@ -360,7 +364,11 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     checkpoint, text = open_checkpoint(source), made_up_text(60, seed)
     running = open_running(source)
     batches = running.batches(text)
-    factorisation = factorise_quantized(checkpoint, text, bits=bits)
+    factorisation = factorise_quantized(
+        SourceModel(checkpoint),
+        text,
+        Request.of(Budget(store=f"int{bits}"), calibration="text.txt", what="attention"),
+    )
     options = dict(zip(factorisation.parts, factorisation.by_part(factorisation.select_bits(None, None)), strict=True))
     streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
     errors = {}

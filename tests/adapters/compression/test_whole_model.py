@@ -26,6 +26,7 @@ from tnlib_adapters.compression.calibration.collect_calibration import collect_c
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
+from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
@@ -103,7 +104,9 @@ def test_gates_are_derivatives(name: str, folders: Any) -> None:
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = names_of(checkpoint, "all")
-    parts = collect_calibration(checkpoint, before, before.batches(text), weighed_parts, what="all")
+    parts = collect_calibration(
+        checkpoint, before, before.batches(text), weighed_parts, Request.of(Budget(keep=0.5), calibration="text.txt")
+    )
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 
     for chosen in (names[1], names[-1]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +20,7 @@ from tnlib_adapters.compression.methods.factorisation import Factorisation, Fact
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -48,65 +48,45 @@ def weighed_parts(_: Checkpoint, group: GroupCalibration) -> dict[str, Factorise
 
 
 def factorise_calibrated(
-    checkpoint: Checkpoint,
-    text: str,
-    progress: Progress = quiet,
-    *,
-    what: str = "attention",
-    file: Path | None = None,
-    folder: Path | None = None,
-    source: SourceModel | None = None,
-    workspace: Workspace | None = None,
-    effort: str = "default",
+    source: SourceModel, text: str, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
-    """Factorise `what` of every layer by the statistics of a text; the chosen factors are fitted on it.
+    """Factorise the weights of a request by the statistics of a text; the chosen factors are fitted on it.
 
     Parameters
     ----------
-    checkpoint
-        Not compressed.
+    source
+        The checkpoint, not compressed, and its running model.
     text
         Calibration text.
-    progress
-        Called as progress(stage, done, total).
-    what
-        "attention", "mlp" or "all".
-    file
-        Statistics file, or None.
-    folder
-        Folder for what is between blocks, from which an interrupted run is resumed; None for a temporary one.
-    source
-        The running model of `checkpoint`; None loads it.
+    request
+        Compressed part, statistics file, folder of an interrupted run, effort and progress; there is no fit with
+        effort "low".
     workspace
         Memory and temporary files of the factors.
-    effort
-        A key of `PASSES`; there is no fit with "low".
 
     Raises
     ------
     ArgumentError
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
-    model, wiring = (source or SourceModel(checkpoint)).original, checkpoint.wiring
-    batches, spill = model.batches(text), Spill(folder)
-    parts = collect_calibration(
-        checkpoint, model, batches, weighed_parts, progress, what=what, file=file, spill=spill, workspace=workspace
-    )
+    checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
+    batches, spill = model.batches(text), Spill(request.partial_folder)
+    parts = collect_calibration(checkpoint, model, batches, weighed_parts, request, spill=spill, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        n_steps = steps_of_model(model, streams, effort)
-        return fit_factors(model, parts, options, streams, n_steps, progress=progress)
+        n_steps = steps_of_model(model, streams, request.effort)
+        return fit_factors(model, parts, options, streams, n_steps, progress=request.run.progress)
 
-    names = names_of(checkpoint, what, with_text=True)
+    names = names_of(checkpoint, request.what, with_text=True)
     predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
     return Factorisation(
         "calibrated",
         parts,
-        count_compressed(checkpoint, what, with_text=True),
+        count_compressed(checkpoint, request.what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit if PASSES[effort] else None,
-        weights=dict.fromkeys(predict, _NOT_FITTED) if PASSES[effort] else {},
+        fit=fit if PASSES[request.effort] else None,
+        weights=dict.fromkeys(predict, _NOT_FITTED) if PASSES[request.effort] else {},
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -28,7 +27,7 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
-from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
@@ -52,15 +51,12 @@ def collect_calibration(
     model: RunningModel,
     batches: Sequence[Batch],
     parts_of: PartsOf,
-    progress: Progress = quiet,
+    request: Request,
     *,
-    what: str = "attention",
-    file: Path | None = None,
     spill: Spill | None = None,
     workspace: Workspace | None = None,
-    rounding: bool = False,
 ) -> dict[str, LazyPart]:
-    """Return the layers and other weights that `what` selects, by module, factorised by statistics of a text.
+    """Return the layers and other weights that a request selects, by module, factorised by statistics of a text.
 
     The statistics are collected block by block.
 
@@ -71,27 +67,22 @@ def collect_calibration(
     batches
         Batches of the calibration text.
     parts_of
-        Function that factorises the weights of a `GroupCalibration`, of a `WeightGroup` for `rounding`.
-    progress
-        Called as progress(stage, done, total).
-    what
-        Compressed part; there are no layers for "mlp" and for attention on latent vectors.
-    file
-        Statistics file, or None.
+        Function that factorises the weights of a `GroupCalibration`, of a `WeightGroup` for a request in bits.
+    request
+        Compressed part, statistics file and progress. In bits, weighted moments are collected, and no components.
     spill
         Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
-    rounding
-        If True, collect the statistics of rounding: weighted moments, and no components.
     """
+    what, rounding, progress = request.what, request.in_bits, request.run.progress
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
     model, spill = weights.folded(model), spill or Spill()
     places = weights.places(model)
     streams = streams_of_fit(model, batches, spill)
     origin = origin_of(checkpoint, sample, places, model.longest, rounding=rounding)
-    files = StatisticsFiles(spill, origin, file)
+    files = StatisticsFiles(spill, origin, request.statistics)
     files.is_complete()  # raises if it is of another model
     spill.claim(origin | {"streams": digest_of_tokens(streams.batches), "dtype": f"{model.dtype}"})
     workspace = workspace or Workspace()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,6 +27,7 @@ from tnlib_adapters.compression.methods.quantized import (
     RoundedProduct,
 )
 from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -38,56 +38,40 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock
     from tnlib_adapters.instrument.running_model import RunningModel
 
+# bits per parameter; products of two factors are worth it below, and to measure their losses takes time
+_LEAST_WHOLE = {"low": 2.5, "default": 3.5, "high": 3.5}
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 
 
 def factorise_quantized(
-    checkpoint: Checkpoint,
-    text: str,
-    progress: Progress = quiet,
-    *,
-    what: str = "attention",
-    file: Path | None = None,
-    folder: Path | None = None,
-    source: SourceModel | None = None,
-    workspace: Workspace | None = None,
-    effort: str = "default",
-    bits: int | None = None,
-    factors: bool = True,
-    fewer_numbers: bool = False,
+    source: SourceModel, text: str, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
-    """Round `what` of every layer by the statistics of a text; costs are bits, and the chosen weights are fitted on it.
+    """Round the weights of a request by the statistics of a text; costs are bits, and the chosen weights are fitted.
 
-    Parameters and errors are those of `factorise_calibrated`. `bits` are those of every weight, None for all options;
-    `factors` adds products of two factors, `fewer_numbers` options for a bound on the numbers.
+    Parameters and errors are those of `factorise_calibrated`.
     """
-    model = (source or SourceModel(checkpoint)).original
-    batches, spill = model.batches(text), Spill(folder)
-    parts_of = partial(_rounded_parts, {"bits": bits, "factors": factors, "fewer_numbers": fewer_numbers})
-    parts = collect_calibration(
-        checkpoint,
-        model,
-        batches,
-        parts_of,
-        progress,
-        what=what,
-        file=file,
-        spill=spill,
-        workspace=workspace,
-        rounding=True,
-    )
+    checkpoint, model = source.checkpoint, source.original
+    batches, spill = model.batches(text), Spill(request.partial_folder)
+    budget, least = request.budget, _LEAST_WHOLE[request.effort]
+    forms = {
+        "bits": budget.width,
+        "factors": budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least,
+        "fewer_numbers": budget.keep is not None,
+    }
+    parts_of = partial(_rounded_parts, forms)
+    parts = collect_calibration(checkpoint, model, batches, parts_of, request, spill=spill, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, spill)
-        n_steps = steps_of_model(model, streams, effort, in_bits=True)
-        return fit_rounded(model, parts, options, streams, n_steps, progress=progress)
+        n_steps = steps_of_model(model, streams, request.effort, in_bits=True)
+        return fit_rounded(model, parts, options, streams, n_steps, progress=request.run.progress)
 
     return Factorisation(
         "quantized",
         parts,
-        count_compressed(checkpoint, what, with_text=True),
+        count_compressed(checkpoint, request.what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit if PASSES[effort] else None,
+        fit=fit if PASSES[request.effort] else None,
         in_bits=True,
     )
 
