@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
+from tnlib_adapters.compression.calibration.quantize import forms_of
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.methods.components import components, components_in_single_precision, is_large
@@ -271,16 +272,15 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
         factorise_weight(row, weight)
     elif not request.fits_model:
         factorise_weight_on(row, weight, reads)
+    elif request.in_bits:
+        forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, forms=forms_of(request))
+        forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
     elif is_large(shape) and not is_table:
         import torch
 
         components_in_single_precision(weight, reads, slopes, torch.device(request.run.device))
     else:
         components(weight, reads, slopes)
-    if request.in_bits:
-        options: dict[str, Any] = {"bits": request.budget.width, "fewer_numbers": request.budget.keep is not None}
-        forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, **options)
-        forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
     return float(ratio**3) * (time.perf_counter() - started)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import starmap
 from typing import Any
@@ -163,16 +163,28 @@ def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) 
     return {name: as_tensor(table, model.device) for name, table in weights.items() if name in values}
 
 
+Refit = Callable[[Block, FitStreams, Products], Products]
+# block, streams, factors and batches of the steps -> factors
+Descend = Callable[[Block, FitStreams, Products, Sequence[int]], Products]
+
+
+@dataclass(frozen=True)
+class FitSteps:
+    """Number of gradient steps in a layer; a refit before them and a descent in place of those of `layer_fit`."""
+
+    count: int
+    refit: Refit | None = None
+    descend: Descend | None = None
+
+
 def fit_layers(
     model: RunningModel,
     streams: Streams,
     start: Callable[[int], Products],
     *,
     tables: Mapping[str, Array] | None = None,
-    n_steps: int,
+    steps: FitSteps,
     first: int = 0,
-    refit: Refit | None = None,
-    descend_by: Descend | None = None,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
@@ -187,13 +199,11 @@ def fit_layers(
         Function from a layer index to its truncated weights.
     tables
         Truncated tables of embeddings, by module: they feed the first layer.
-    n_steps
-        Number of gradient steps per layer.
+    steps
+        Number and kind of the steps in a layer.
     first
         First layer; those before it were fitted in an earlier run on the same streams. When a layer is asked for, the
         one before it must be saved: the streams from which it was fitted are deleted.
-    refit, descend_by
-        In place of the refit of W_O, and of the gradient descent in this process.
     progress
         Called as progress(stage, done, total).
     """
@@ -203,22 +213,20 @@ def fit_layers(
         model.drop()  # the tables of the input are large
         model.load(k)
         block, before = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
-        fitted = _fit_block(block, both, before, order, refit or _refit_output, descend_by or descend)
+        fitted = _fit_block(block, both, before, order, steps)
         model.drop()
         return fitted.each(as_array)
 
     # without names for the weights, which would stay in memory while the next block is fitted
-    yield from starmap(fit, blocks_to_fit(both, n_steps, first, progress))
+    yield from starmap(fit, blocks_to_fit(both, steps.count, first, progress))
 
 
-def _fit_block(
-    block: Block, streams: FitStreams, start: Products, order: Sequence[int], refit: Refit, descend_by: Descend
-) -> Products:
+def _fit_block(block: Block, streams: FitStreams, start: Products, order: Sequence[int], steps: FitSteps) -> Products:
     """Return the fitted weights of a block, and store the streams after it."""
     best = start
     if start.parts:  # otherwise nothing of the block is truncated
-        refitted = refit(block, streams, start)
-        descended = descend_by(block, streams, refitted, order)
+        refitted = (steps.refit or _refit_output)(block, streams, start)
+        descended = (steps.descend or descend)(block, streams, refitted, order)
         release_free_memory()
         candidates: tuple[Callable[[], Products], ...] = (
             lambda: descended,
@@ -292,11 +300,6 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
         new = new + torch.linalg.solve(damped, xy - xx @ new)
     bias = (my - mx @ new).to(old) if has_bias else None
     return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
-
-
-Refit = Callable[[Block, FitStreams, Products], Products]
-# block, streams, factors and batches of the steps -> factors
-Descend = Callable[[Block, FitStreams, Products, Sequence[int]], Products]
 
 
 def _root_mean_square(a: Tensor) -> Tensor:

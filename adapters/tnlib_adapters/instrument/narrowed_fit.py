@@ -17,7 +17,7 @@ from torch import nn
 from tnlib_adapters.factors.projections import NAMES, Products
 from tnlib_adapters.instrument.block import Block, in_double_precision
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers, inputs_and_targets
+from tnlib_adapters.instrument.layer_fit import FitSteps, FitStreams, descend, fit_layers, inputs_and_targets
 from tnlib_adapters.instrument.running_model import RunningModel, find_module
 
 _RIDGE = 0.03  # relative to the second moment of each input
@@ -35,9 +35,7 @@ def fit_narrowed(
 
     Parameters are those of `fit_layers`; `start` returns zero-padded weights, one matrix each.
     """
-    return fit_layers(
-        model, streams, start, n_steps=n_steps, refit=_refit_writers, descend_by=_descend, progress=progress
-    )
+    return fit_layers(model, streams, start, steps=FitSteps(n_steps, _refit_writers, _descend), progress=progress)
 
 
 def _refit_writers(block: Block, streams: FitStreams, start: Products) -> Products:

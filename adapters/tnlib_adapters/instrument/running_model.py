@@ -113,10 +113,11 @@ class RunningModel:
         """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        changed_model = _running_from(
-            self.weights.source.checkpoint, self.tokenizer, self.max_tokens, self.function, change, self.weights
-        )
-        return replace(changed_model, batch_tokens=self.batch_tokens)
+        checkpoint = self.weights.source.checkpoint
+        model, stored = _empty_model(checkpoint, self.function)
+        empty = running(model, self.tokenizer, self.max_tokens, self.function)
+        copy = _with_weights(empty, Source(checkpoint, empty.wiring, stored), change=change, original=self.weights)
+        return replace(copy, batch_tokens=self.batch_tokens)
 
     @property
     def device(self) -> torch.device:
@@ -214,30 +215,32 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    running_model = _running_from(
-        checkpoint, tokenizer, max_tokens, function, max_weights=max_weights, placement=placement
-    )
+    model, stored = _empty_model(checkpoint, function)
+    empty = running(model, tokenizer, max_tokens, function)
+    source_of_weights = Source(checkpoint, empty.wiring, stored)
+    running_model = _with_weights(empty, source_of_weights, max_bytes=max_weights, placement=placement)
     return replace(running_model, batch_tokens=batch_tokens)
 
 
-def _running_from(
-    checkpoint: Checkpoint,
-    tokenizer: Any,
-    max_tokens: int,
-    function: str,
+def _empty_model(checkpoint: Checkpoint, function: str) -> tuple[Any, dict[str, Any]]:
+    """Return the model of a checkpoint without weights, its parameters tied, and what is stored of each of these."""
+    model = make_without_weights(function, checkpoint)
+    return model, find_stored(model, checkpoint, function)
+
+
+def _with_weights(
+    empty: RunningModel,
+    source: Source,
+    *,
     change: Change | None = None,
     original: StoredWeights | None = None,
-    *,
-    max_weights: int | None = None,
+    max_bytes: int | None = None,
     placement: Placement | None = None,
 ) -> RunningModel:
-    model = make_without_weights(function, checkpoint)
-    stored = find_stored(model, checkpoint, function)
-    running_model = running(model, tokenizer, max_tokens, function)
-    source = Source(checkpoint, running_model.wiring, stored)
-    blocks = [layer.block for layer in running_model.layers]
-    weights = StoredWeights(model, blocks, source, change, original, max_bytes=max_weights, placement=placement)
-    return replace(running_model, weights=weights, placement=weights.placement)
+    """Return a model with the weights of a source; parameters are those of `StoredWeights`."""
+    blocks = [layer.block for layer in empty.layers]
+    weights = StoredWeights(empty.model, blocks, source, change, original, max_bytes=max_bytes, placement=placement)
+    return replace(empty, weights=weights, placement=weights.placement)
 
 
 def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> RunningModel:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import unchanged
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated, rounding_loss
 from tnlib_adapters.compression.methods.components import components
-from tnlib_adapters.compression.methods.quantized import QuantizedWeight
+from tnlib_adapters.compression.methods.quantized import Forms, QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 
 Array = np.ndarray
@@ -259,7 +259,7 @@ def test_mixed_factors_lose_less_than_components_apart() -> None:
 def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> None:
     """Those of factors are interpolated over ranks, those above 4 bits extrapolated; the descent lowers all."""
     weight, reads, slopes = draw_weight(70, 64, 0.95 ** np.arange(64))
-    own = QuantizedWeight(weight, reads, slopes, 2.0, fewer_numbers=fewer_numbers)
+    own = QuantizedWeight(weight, reads, slopes, 2.0, forms=Forms(fewer_numbers=fewer_numbers))
     forms = {(option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
     assert {(False, 4), (True, 2), (True, 3)} <= forms.keys()
     assert ((True, 6) in forms) == fewer_numbers
@@ -275,7 +275,7 @@ def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> No
 @pytest.mark.parametrize("fewer_numbers", [False, True])
 def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
     weight, reads, slopes = draw_weight(40, 90, 0.9 ** np.arange(40))
-    options = QuantizedWeight(weight, reads, slopes, 1.0, fewer_numbers=fewer_numbers).options
+    options = QuantizedWeight(weight, reads, slopes, 1.0, forms=Forms(fewer_numbers=fewer_numbers)).options
     for a, b in itertools.permutations(options, 2):
         assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
     is_fewer = [option.numbers < weight.size and option.bits > 3 for option in options]

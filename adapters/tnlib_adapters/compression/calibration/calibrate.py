@@ -116,7 +116,7 @@ def fit_factors(
     progress
         Called as progress(stage, done, total).
     """
-    from tnlib_adapters.instrument.layer_fit import fit_layers
+    from tnlib_adapters.instrument.layer_fit import FitSteps, fit_layers
 
     inside, outside = by_block(model.wiring, parts)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
@@ -148,7 +148,8 @@ def fit_factors(
         ]
 
     def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
+        steps = FitSteps(n_steps)
+        fit = fit_layers(model, streams, start, tables=tables, steps=steps, first=first, progress=progress)
         return map(packed, count(first), fit)
 
     yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)

@@ -21,6 +21,7 @@ from tnlib_adapters.compression.methods.components import damped, moments_of_row
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import (
+    Forms,
     QuantizedLayer,
     QuantizedMatrix,
     QuantizedWeight,
@@ -52,13 +53,7 @@ def factorise_quantized(
     """
     checkpoint, model = source.checkpoint, source.original
     batches, spill = model.batches(text), Spill(request.partial_folder)
-    budget, least = request.budget, _LEAST_WHOLE[request.effort]
-    forms = {
-        "bits": budget.width,
-        "factors": budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least,
-        "fewer_numbers": budget.keep is not None,
-    }
-    parts_of = partial(_rounded_parts, forms)
+    parts_of = partial(_rounded_parts, forms_of(request))
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, spill=spill, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -76,7 +71,14 @@ def factorise_quantized(
     )
 
 
-def _rounded_parts(forms: Mapping[str, Any], checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
+def forms_of(request: Request) -> Forms:
+    """Return the forms of weights that are options for a request."""
+    budget, least = request.budget, _LEAST_WHOLE[request.effort]
+    factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
+    return Forms(budget.width, factors, budget.keep is not None)
+
+
+def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
     """Return the options of all weights of a group."""
     layer = {} if group.projections is None else {group.module: _layer(checkpoint, group, forms)}
     return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
@@ -133,7 +135,7 @@ def _packed(part: Any, name: str, block: RoundedBlock) -> list[FactoredMatrix]:
     return matrices
 
 
-def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Mapping[str, Any]) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> QuantizedLayer:
     """Return the options of the attention of one layer."""
     k, folded = group.index, cast(Projections, group.projections)
     statistics, weights, means = group.statistics, dict[str, QuantizedWeight](), dict[str, Array]()
@@ -147,15 +149,15 @@ def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Mapping[str, Any])
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
         (scale,) = statistics.gates[f"{k}.{name}"]
-        weights[name] = QuantizedWeight(weight, reads, statistics.slopes[f"{k}.{name}"], float(scale), **forms)
+        weights[name] = QuantizedWeight(weight, reads, statistics.slopes[f"{k}.{name}"], float(scale), forms=forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
 
-def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Mapping[str, Any]) -> QuantizedMatrix:
+def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Forms) -> QuantizedMatrix:
     """Return the options of a matrix outside the attention."""
     wiring, (weight, n_bias) = checkpoint.wiring, group.weights[name]
     metric, scale = _metric(wiring, name, weight, group.statistics)
-    quantized = QuantizedWeight(weight, *metric, scale, by_row=wiring.is_embedding(name), **forms)
+    quantized = QuantizedWeight(weight, *metric, scale, by_row=wiring.is_embedding(name), forms=forms)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
     return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))
 

@@ -83,6 +83,25 @@ class RoundedProduct:
         return weight
 
 
+@dataclass(frozen=True)
+class Forms:
+    """Forms in which weights may be stored.
+
+    Parameters
+    ----------
+    bits
+        Bits of the only form, a whole weight with the fewest scales; None for all forms.
+    factors
+        True for products of two factors too.
+    fewer_numbers
+        True for forms that others undercut in bits and in loss, but not in numbers.
+    """
+
+    bits: int | None = None
+    factors: bool = True
+    fewer_numbers: bool = False
+
+
 class QuantizedWeight:
     """A weight (m, n) and its stored forms, ordered by bits.
 
@@ -97,12 +116,8 @@ class QuantizedWeight:
     by_row
         True for a table, whose rows have scales of their own, so that one is looked up without the others; it stays
         whole.
-    bits
-        Bits of the only option, a whole weight with the fewest scales; None for all options.
-    factors
-        True for options as two factors too.
-    fewer_numbers
-        True for options that others undercut in bits and in loss, but not in numbers.
+    forms
+        Forms that are options.
     """
 
     def __init__(
@@ -113,26 +128,23 @@ class QuantizedWeight:
         loss_scale: float,
         *,
         by_row: bool = False,
-        bits: int | None = None,
-        factors: bool = True,
-        fewer_numbers: bool = False,
+        forms: Forms = Forms(),
     ) -> None:
         self.weight, self._reads, self._slopes = weight, reads, slopes
-        self._loss_scale, self._by_row, self._bits = loss_scale, by_row, bits
-        self._factors, self._fewer_numbers = factors, fewer_numbers
+        self._loss_scale, self._by_row, self._forms = loss_scale, by_row, forms
 
     @cached_property
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
-        if self._bits is not None:
-            return self._whole((self._bits,), GROUPS[:1])
+        if self._forms.bits is not None:
+            return self._whole((self._forms.bits,), GROUPS[:1])
         candidates = self._whole(BITS, GROUPS)
-        if self._factors and not self._by_row and self.weight.any():  # zeros have no components
+        if self._forms.factors and not self._by_row and self.weight.any():  # zeros have no components
             candidates += self._factored()
         options = list[Option]()
         for option in sorted(candidates, key=lambda option: (option.cost, option.loss, option.numbers)):
             undercut = (own for own in options if own.loss <= option.loss)
-            if not any(own.numbers <= option.numbers or not self._fewer_numbers for own in undercut):
+            if not any(own.numbers <= option.numbers or not self._forms.fewer_numbers for own in undercut):
                 options.append(option)
         return options
 
@@ -171,7 +183,7 @@ class QuantizedWeight:
 
     def _factored(self) -> list[Option]:
         """Return factors of different widths and ranks, with losses of rounding interpolated between some ranks."""
-        fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._fewer_numbers else _FRACTIONS
+        fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._forms.fewer_numbers else _FRACTIONS
         ranks = sorted({self._rank(fraction) for fraction in fractions} - {0})
         if not ranks:
             return []
@@ -181,7 +193,7 @@ class QuantizedWeight:
         rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
         measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
         options = list[Option]()
-        for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._fewer_numbers else ())):
+        for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._forms.fewer_numbers else ())):
             expected = truncated[chosen] + measured * _OF_COLUMNS[bits]
             for rank, loss in zip(chosen.tolist(), expected.tolist(), strict=True):
                 options.append(Option(bits, 0, rank, *self._sizes(rank, bits), loss))
