@@ -22,7 +22,7 @@ import click
 import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics import collect
+from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms

@@ -14,6 +14,7 @@ hours.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import shutil
@@ -72,7 +73,7 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import fit_factors, weighed_parts
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
@@ -88,7 +89,7 @@ def stage(*, refit: bool) -> Run:
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
-        parts = collect_calibration(checkpoint, model, batches, weighed_parts, request)
+        parts = collect_calibration(checkpoint, model, batches, functools.partial(calibrated_parts, "cpu"), request)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
         if refit:

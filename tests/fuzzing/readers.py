@@ -138,8 +138,8 @@ def tenpy(folder: Path, outside: Path) -> Reader:
 
 def statistics(folder: Path, outside: Path) -> Reader:
     import torch
-    from tnlib_adapters.compression.activation_statistics.statistics import Statistics
-    from tnlib_adapters.compression.activation_statistics.statistics_files import Spill, StatisticsFiles, origin_of
+    from tnlib_adapters.compression.calibration.statistics import Statistics
+    from tnlib_adapters.compression.calibration.statistics_files import StatisticsFiles, origin_of
     from tnlib_adapters.files.tokenizer import MAX_TOKENS
     from tnlib_adapters.instrument.running_model import Batch
 
@@ -147,15 +147,15 @@ def statistics(folder: Path, outside: Path) -> Reader:
     batches = [Batch(torch.arange(6).reshape(2, 3), torch.ones(2, 3, dtype=torch.long))]
     places: dict[str, Any] = {f"0.{name}": SimpleNamespace(reads="0.x") for name in "qk"}
     origin = origin_of(model, batches, places, MAX_TOKENS)
-    files = StatisticsFiles(Spill(folder), origin, folder / "statistics")
+    files = StatisticsFiles(folder, origin, folder / "statistics")
     square = np.eye(4, dtype=np.float32)
-    gates = dict.fromkeys(places, square.astype(np.float64))
-    files.save(0, Statistics({"0.x": square}, dict.fromkeys(places, square), gates))
+    scales = dict.fromkeys(places, square.astype(np.float64))
+    files.save(0, Statistics({"0.x": square}, dict.fromkeys(places, square), scales))
     files.join()
 
     def read(file: Path) -> None:
-        found = StatisticsFiles(Spill(folder), origin, file).statistics({"0.x", *places})
-        for part in (found.reads, found.slopes, found.gates):
+        found = StatisticsFiles(folder, origin, file).statistics({"0.x", *places})
+        for part in (found.reads, found.slopes, found.scales):
             for values in part.values():
                 assert np.array_equal(values, square), "numbers that were changed"
 

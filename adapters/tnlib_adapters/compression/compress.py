@@ -10,7 +10,7 @@ from typing import Any
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics_files import remove_spill_folder
+from tnlib_adapters.compression.calibration.resumed_run import remove_run_folder
 from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
@@ -129,7 +129,7 @@ def compress(
             write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=run.force)
     if request.partial_folder is not None:
-        remove_spill_folder(request.partial_folder)
+        remove_run_folder(request.partial_folder)
     return report
 
 

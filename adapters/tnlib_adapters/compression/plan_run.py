@@ -18,14 +18,13 @@ from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
 from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.limits import Limits, limits_of
-from tnlib_adapters.compression.methods.components import components, components_in_single_precision, is_large
+from tnlib_adapters.compression.methods.components import components_on_device
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import (
     compressed_weights,
     names_of,
     widest_component,
-    widest_input,
 )
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
 
 _LARGEST = 1e9  # m n min(m, n) of a weight that is timed at its own size
-_PROBES = 2  # backward passes of the statistics: moments, then gates
 _CANDIDATES = 3  # weights of a block that are compared on held-out batches
 _EVALUATIONS = 3  # original, compressed, plain int8
 
@@ -191,7 +189,7 @@ def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: in
 
 def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
-    from tnlib_adapters.compression.calibration import collect_calibration, whitening
+    from tnlib_adapters.compression.calibration import collect_calibration
     from tnlib_adapters.instrument.block_timing import time_block
     from tnlib_adapters.instrument.layer_fit import LATER, n_held_out
     from tnlib_adapters.instrument.weight_inputs import find_places
@@ -200,24 +198,19 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     by_block = replace(limits, weights=0)  # of which one is read
     model = SourceModel(checkpoint, request.tokens, by_block, request_placement(request)).original
     batches, held_out = model.batches(opened.calibration or ""), _count(model.batches(opened.held_out))
-    if request.fits_model:
-        check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
-    else:
-        check_tokens("compress", batches, widest_input(checkpoint, request.what))
+    check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
     names = names_of(checkpoint, request.what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
     seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
-    n_observed = collect_calibration.TOKENS_OF_STATISTICS if request.fits_model else whitening.TOKENS_OF_INPUTS
-    observed = _count(sample_batches(batches, n_observed))
+    observed = _count(sample_batches(batches, collect_calibration.TOKENS_OF_STATISTICS))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
+    total += observed * (n_blocks * seconds.probe + seconds.output)
     if not request.fits_model:
-        total += observed * (n_blocks * seconds.probe + seconds.output)
         return {"statistics": observed, "held-out text": held_out}, total
     fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT)
     in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
     in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
     in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
-    total += (1 if request.in_bits else _PROBES) * observed * (n_blocks * seconds.probe + seconds.output)
     later = _CANDIDATES * chosen * min(n_blocks, LATER)  # blocks after a fitted one, by which its weights are chosen
     total += n_blocks * ((2 * in_fit + later) * seconds.forward + in_steps * seconds.step)
     return {"statistics": observed, "fit": in_fit, "held-out text": held_out}, total
@@ -275,12 +268,8 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     elif request.in_bits:
         forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, forms=forms_of(request))
         forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
-    elif is_large(shape) and not is_table:
-        import torch
-
-        components_in_single_precision(weight, reads, slopes, torch.device(request.run.device))
     else:
-        components(weight, reads, slopes)
+        components_on_device(weight, reads, slopes, request.run.device)
     return float(ratio**3) * (time.perf_counter() - started)
 
 

@@ -110,7 +110,7 @@ def factorise(
     inputs
         Second moments of inputs from `inputs_of_text`, to measure errors on these inputs.
     workspace
-        Memory and temporary files of the factors; None for the default memory, beyond which they are made again.
+        Memory and temporary files of the factors; None for the default memory, without files.
 
     Raises
     ------
@@ -152,9 +152,9 @@ def _factorised_parts(
 ) -> dict[str, Factorised]:
     """Return the factorised weights by module; the arrays of a call are read when it is submitted."""
     parts, made = dict[str, Factorised](), workspace.workers.map(read() for read in calls.values())
-    for done, (module, read) in enumerate(calls.items()):
+    for done, module in enumerate(calls):
         progress("factorising", done, len(calls))
-        parts[module] = LazyPart(lambda read=read: read()(), workspace, next(made))  # type: ignore[misc]
+        parts[module] = LazyPart(next(made), workspace)
     progress("factorising", len(calls), len(calls))
     return parts
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics_files import check_spill_folder, check_statistics_file
+from tnlib_adapters.compression.calibration.resumed_run import check_run_folder
+from tnlib_adapters.compression.calibration.statistics_files import check_statistics_file
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
@@ -112,7 +113,7 @@ def open_source(request: Request, source: str | os.PathLike[str], target: Path |
     if request.statistics is not None:
         check_statistics_file(request.statistics, target)
     if request.partial_folder is not None:
-        check_spill_folder(request.partial_folder, target)
+        check_run_folder(request.partial_folder, target)
     calibration, held_out = None, ""
     if request.calibration is not None:
         calibration, held_out = hold_out(read_text("compress", "calibration", request.calibration.text))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, run_block, run_blocks
+from tnlib_adapters.instrument.block_passes import Call, Frame, run_block
 from tnlib_adapters.instrument.running_model import (
     Batch,
     Projection,
@@ -89,25 +89,6 @@ def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: 
         if wiring.tied_key is not None:
             places[wiring.tied_key] = Place(model.model.get_output_embeddings(), wiring.tied_key, predicts=True)
     return places
-
-
-def read(model: RunningModel, batches: Sequence[Batch], places: Places) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
-    """Run batches block by block; yield the indices of block and batch, and the inputs of the weights by key.
-
-    All batches of a block come one after the other, those outside the blocks (`OUTSIDE`) last. Inputs are (texts,
-    tokens, width), 0 at padding; those of queries, keys and values have a last entry 1, which multiplies the bias.
-    Inputs of tables are token ids (texts, tokens), -1 at padding.
-    """
-    frame, streams = Frame(model), Streams.temporary(batches, model.sizes.d_model)
-    outside = of_group(places, OUTSIDE)
-    with _keeping_reads({key: place for key, place in places.items() if key not in outside}) as reads:
-        for k, b in run_blocks(frame, streams):
-            yield k, b, _reads(reads, of_group(places, k), batches[b])
-            reads.clear()
-    for b, batch in enumerate(batches if outside else ()):
-        with _keeping_reads(outside) as reads, torch.no_grad():
-            frame.leave(streams.read(f"stream-{len(model.layers)}", b), batch)
-        yield OUTSIDE, b, _reads(reads, outside, batch)
 
 
 Observed = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]  # inputs, gradients at outputs, gradient at the stream

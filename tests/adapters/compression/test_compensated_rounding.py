@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import unchanged
-from tnlib_adapters.compression.methods.compensated_rounding import round_compensated, rounding_loss
-from tnlib_adapters.compression.methods.components import components
+from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
+from tnlib_adapters.compression.methods.components import components, rounding_loss
 from tnlib_adapters.compression.methods.quantized import Forms, QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 

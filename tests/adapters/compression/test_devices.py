@@ -19,8 +19,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options, few_steps  # noqa: E402
 from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.activation_statistics import moment_sums, statistics  # noqa: E402
-from tnlib_adapters.compression.methods.components import Components  # noqa: E402
+from tnlib_adapters.compression.calibration import weighted_moments  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
@@ -81,7 +80,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         hosted.append(value.dtype)
         return np.zeros(1, np.float32)
 
-    monkeypatch.setattr(moment_sums, "on_host", to_host)
+    monkeypatch.setattr(weighted_moments, "_on_host", to_host)
     projections, matrices = checkpoint.projections(1), checkpoint.wiring.layers[1].feed_forward_matrices
     weights = {name: projections.weights[name] for name in NAMES}
     weights |= {own.name: own.on_rows(checkpoint.read(own.weight)) for own in matrices}
@@ -99,18 +98,12 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
         assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
         assert at_stream.device == DEVICE
-        sums = moment_sums.MomentSums(None)
+        sums = weighted_moments.MomentSums(None)
         for key, own in reads.items():
             sums.add(key, own)
         assert sums.finish().keys() == reads.keys()
         assert len(hosted) == len(reads)
         assert set(hosted) == {torch.float32}
-        sides = {
-            key: statistics._sides(Components(*halves(weights[key.removeprefix("1.")]), np.zeros(1)), model.device)
-            for key in of_block
-        }
-        monkeypatch.setattr(torch.Tensor, "numpy", lambda own: np.zeros(own.shape[-1]))
-        assert statistics._gates(model, places, sides, reads, slopes).keys() == of_block.keys()
         fit(model, batch, out, calls[1], weights, projections.biases)
 
 

@@ -25,11 +25,11 @@ from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,
     moments_of_rows,
     nearest_kronecker_product,
+    rounding_loss,
     table_components,
 )
 from tnlib_adapters.compression.methods.table import TABLE  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
-from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import (  # noqa: E402
@@ -253,7 +253,21 @@ def test_components_of_an_unembedding_are_those_of_a_matrix() -> None:
     for rank in (1, 4):
         found = table.left[:, :rank] @ table.right[:rank]
         np.testing.assert_allclose(found.T, whole.left[:, :rank] @ whole.right[:rank], atol=1e-7)
-    np.testing.assert_allclose(table.losses, whole.losses, atol=1e-9)
+    total = rounding_loss(w, x.T @ x, p.T @ p)
+    np.testing.assert_allclose(table.losses, total * whole.losses, rtol=1e-7, atol=1e-9 * total)
+
+
+def test_losses_of_a_table_are_those_of_all_its_uses() -> None:
+    """Each component left out: the error of look-ups and that of predictions, computed row by row."""
+    rng = np.random.default_rng(4)
+    weight, p, x, g = (rng.standard_normal(shape) for shape in ((30, 5), (50, 5), (60, 5), (70, 5)))
+    counts = rng.integers(0, 9, 30).astype(float)
+    table = table_components(weight, [(moments_of_rows(weight, counts), p.T @ p), (g.T @ g, x.T @ x)])
+    for c, loss in enumerate(table.losses):
+        missing = np.outer(table.left[:, c], table.right[c])
+        in_width = np.linalg.lstsq(weight, missing, rcond=None)[0]  # width, as missing = weight @ in_width
+        wanted = np.sum(counts[:, None] * (missing @ p.T) ** 2) + np.sum((g @ in_width @ x.T) ** 2)
+        assert loss == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,34 +283,6 @@ def test_a_large_table_is_decomposed_in_blocks_of_rows(monkeypatch: pytest.Monke
     for rank in (1, 3, 6):
         found, wanted = (own.left[:, :rank] @ own.right[:rank] for own in (large, small))
         np.testing.assert_allclose(found, wanted, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["gpt2_lm", "gemma"])
-def test_gates_of_a_tied_table_act_on_both_uses(name: str, folders: Any, text: Path) -> None:
-    """The gates of all components together are a factor of the table: its derivative is found by automatic
-    differentiation of the drawn log-probabilities with respect to the table, whatever uses it."""
-    from tnlib_adapters.compression.activation_statistics.statistics import collect
-    from tnlib_adapters.instrument.running_model import draw_probe
-    from tnlib_adapters.instrument.weight_inputs import find_places
-
-    model = open_running(folders[name])
-    table = model.wiring.embedding.table.name
-    (batch,) = model.batches(text.read_text())[:1]
-    rows, columns = model.model.get_input_embeddings().weight.shape
-    one = components(np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32))
-    places = find_places(model, [table], attention=False)
-    found = collect(model, places, [batch], components=lambda group, _: {table: one} if group < 0 else {}).gates
-
-    weight = model.model.get_input_embeddings().weight.requires_grad_()
-    total = np.zeros(columns)
-    for k in range(len(batch.ids)):  # one text at a time
-        out = model(batch)
-        slope = draw_probe(model, out, batch, torch.Generator().manual_seed(1))
-        keep = torch.zeros(len(batch.ids), 1, 1)
-        keep[k] = 1
-        (grad,) = torch.autograd.grad(out, weight, slope * keep)
-        total += np.einsum("vc,vd,cd->c", one.left, grad.numpy(), one.right) ** 2
-    np.testing.assert_allclose(found[table], total / batch.n_tokens, rtol=1e-3)
 
 
 def test_rows_that_no_text_looks_up_still_predict() -> None:

@@ -158,11 +158,11 @@ def test_inputs_are_those_that_the_model_reads(name: str, folders: Any) -> None:
     found = inputs_of_text(checkpoint, made_up_text())
     assert found.keys() == {f"{k}.{part}" for k in range(checkpoint.n_layers) for part in "xy"}
     for x in (found[f"{k}.x"] for k in range(checkpoint.n_layers)):
-        n_tokens = x[-1, -1]
-        assert n_tokens == round(n_tokens) > 100
+        total = x[-1, -1]  # of the weights of all tokens, whose input 1 is the last
+        assert total > 0
         assert np.all(np.linalg.eigvalsh(x) > -1e-6 * np.trace(x))
         # behind a norm every token has a length of about the root of the width
-        assert 0.1 < np.trace(x[:-1, :-1]) / n_tokens / checkpoint.sizes.d_model < 10
+        assert 0.1 < np.trace(x[:-1, :-1]) / total / checkpoint.sizes.d_model < 10
 
 
 def test_tables_are_read_as_often_as_their_words_come(folders: Any) -> None:
@@ -170,7 +170,6 @@ def test_tables_are_read_as_often_as_their_words_come(folders: Any) -> None:
     found = inputs_of_text(checkpoint, made_up_text(), what="all")
     table = found[checkpoint.architecture.embeddings[0]]
     assert table.shape == checkpoint.read(f"{checkpoint.architecture.embeddings[0]}.weight").shape[:1]
-    assert table.sum() == found["0.x"][-1, -1]
     assert table[2] == 120  # every line starts with [BOS]
     assert not table[[0, 3]].any()  # nothing is read beyond the end of a line
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.selected_weights import GroupCalibration
-from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
-from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
-from tnlib_adapters.compression.methods.calibrated import CalibratedLayer
+from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles, RunFolder
+from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
+from tnlib_adapters.compression.methods.components import (
+    Components,
+    components_on_device,
+    moments_of_rows,
+    table_components,
+)
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.methods.other_matrices import matrix_of, names_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.factors.projections import NAMES, Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
@@ -35,16 +43,40 @@ if TYPE_CHECKING:
 _NOT_FITTED = 2
 
 
-def weighed_parts(_: Checkpoint, group: GroupCalibration) -> dict[str, Factorised]:
-    """Replace the squared singular values of all components of a group by their losses; return layer and matrices."""
-    gates, parts = group.statistics.gates, dict[str, Factorised]()
-    if group.layer is not None:
-        group.layer.weigh({name: gates[f"{group.index}.{name}"] for name in group.layer.components})
-        parts[group.module] = group.layer
-    for name, matrix in group.matrices.items():
-        matrix.weigh(gates[name])
-        parts[name] = matrix
+def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
+    """Return the weights of a group by their components, large ones decomposed on a device of torch."""
+    statistics, wiring, parts = group.statistics, checkpoint.wiring, dict[str, Factorised]()
+    if group.projections is not None:
+        by_name = dict[str, Components]()
+        for name in NAMES:
+            weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
+            reads = statistics.reads_of_projection(group.index, name, len(weight))
+            own = components_on_device(weight, reads, statistics.slopes[key], device)
+            by_name[name] = own.scaled(*statistics.scales[key])
+        parts[group.module] = CalibratedLayer(group.projections, by_name)
+    for name, (weight, n_bias) in group.weights.items():
+        parts[name] = matrix_of(wiring, name, weight, n_bias, _of_matrix(wiring, name, weight, statistics, device))
     return parts
+
+
+def _of_matrix(wiring: Wiring, name: str, weight: Array, statistics: Statistics, device: str) -> Components:
+    """Return the components of a matrix outside the attention.
+
+    With N tokens and n texts, the loss of look-ups is tr(P E^T diag(counts) E) / N, and that of predictions
+    tr(G E^T A E) / N with the moments G of gradients at the input of the unembedding, both divided by n.
+    """
+    reads, slopes = statistics.reads, statistics.slopes
+    if len(statistics.scales[name]) == 1:
+        return components_on_device(weight, reads[name], slopes[name], device).scaled(*statistics.scales[name])
+    _, n_tokens, n_texts = statistics.scales[name]
+    scale = 1 / n_tokens / n_texts
+    if wiring.is_unembedding(name):
+        table = table_components(weight.T, [(slopes[name], reads[name])])
+        return Components(table.right.T, table.left.T, table.losses).scaled(scale)
+    if wiring.tied_key is None:
+        return components_on_device(weight, reads[name], slopes[name], device).scaled(scale)
+    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
+    return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts]).scaled(scale)
 
 
 def factorise_calibrated(
@@ -70,11 +102,12 @@ def factorise_calibrated(
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
     checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
-    batches, spill = model.batches(text), Spill(request.partial_folder)
-    parts = collect_calibration(checkpoint, model, batches, weighed_parts, request, spill=spill, workspace=workspace)
+    batches, folder = model.batches(text), RunFolder(request.partial_folder)
+    parts_of = partial(calibrated_parts, request.run.device)
+    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, spill)
+        streams = streams_of_fit(model, batches, folder)
         n_steps = steps_of_model(model, streams, request.effort)
         return fit_factors(model, parts, options, streams, n_steps, progress=request.run.progress)
 

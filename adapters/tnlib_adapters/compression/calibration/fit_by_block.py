@@ -7,7 +7,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:

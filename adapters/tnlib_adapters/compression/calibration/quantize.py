@@ -11,12 +11,11 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.selected_weights import WeightGroup
-from tnlib_adapters.compression.activation_statistics.statistics import Statistics
-from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
-from tnlib_adapters.compression.calibration.fitted_files import Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles, RunFolder
+from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
+from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
@@ -52,12 +51,12 @@ def factorise_quantized(
     Parameters and errors are those of `factorise_calibrated`.
     """
     checkpoint, model = source.checkpoint, source.original
-    batches, spill = model.batches(text), Spill(request.partial_folder)
+    batches, folder = model.batches(text), RunFolder(request.partial_folder)
     parts_of = partial(_rounded_parts, forms_of(request))
-    parts = collect_calibration(checkpoint, model, batches, parts_of, request, spill=spill, workspace=workspace)
+    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, spill)
+        streams = streams_of_fit(model, batches, folder)
         n_steps = steps_of_model(model, streams, request.effort, in_bits=True)
         return fit_rounded(model, parts, options, streams, n_steps, progress=request.run.progress)
 
@@ -148,7 +147,7 @@ def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> Quantize
             count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
             means[name] = sums / count
             reads = reads - np.outer(sums, sums) / count
-        (scale,) = statistics.gates[f"{k}.{name}"]
+        (scale,) = statistics.scales[f"{k}.{name}"]
         weights[name] = QuantizedWeight(weight, reads, statistics.slopes[f"{k}.{name}"], float(scale), forms=forms)
     return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
 
@@ -175,7 +174,7 @@ def _metric(
 
     and for a table with both uses, whose metric B is a compromise, tr(B E^T E) (tr(B^-1 P) + tr(B^-1 A) e / N) / (V d).
     """
-    reads, slopes, uses = statistics.reads, statistics.slopes, statistics.gates[name]
+    reads, slopes, uses = statistics.reads, statistics.slopes, statistics.scales[name]
     if len(uses) == 1:
         return (reads[name], slopes[name]), float(uses[0])
     energy, n_tokens, n_texts = uses.tolist()
@@ -186,6 +185,6 @@ def _metric(
     looked_up = moments_of_rows(weight, reads[name])
     predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
     metric = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
-    energy = float(statistics.gates[wiring.tied_key][0])
+    energy = float(statistics.scales[wiring.tied_key][0])
     both = np.linalg.solve(damped(metric, _NEGLIGIBLE), slopes[name] + energy / n_tokens * reads[wiring.tied_key])
     return (None, metric), float(np.trace(both)) / weight.size / n_texts

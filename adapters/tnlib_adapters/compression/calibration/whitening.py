@@ -1,14 +1,15 @@
 r"""Data-aware (whitened) variants of the plain methods: the truncation error is measured on the layer's inputs.
 
-With C = E[x x^T], the error of a weight on its inputs is
+With C = E[x x^T] over tokens, weighted by the squared gradient at the output (see `weighted_moments`), the error of a
+weight on its inputs is
 
     E |x (W - W')|^2 = |C^1/2 (W - W')|^2,
 
 so the best W' of a given rank is C^-1/2 times the truncated C^1/2 W (per matrix; Wang et al., SVD-LLM, ICLR 2025). The
 best approximation of the scores x W_Q W_K^T z^T over independent inputs x, z is C^-1/2 [C^1/2 W_Q W_K^T C^1/2]_r C^-1/2
-(per head). These are the published methods; `calibrated` also uses gradients and a fit. An input basis shared by W_Q
-and W_K (`SharedBases`) is computed from C^1/2 W_Q and C^1/2 W_K. The product of a TT-matrix with C^1/2 is not a
-TT-matrix, so TT-matrices are fitted in the weighted norm instead (`WeightedTTMatrix`).
+(per head). The published methods do not weight tokens; `calibrated` also uses moments of gradients and a fit. An input
+basis shared by W_Q and W_K (`SharedBases`) is computed from C^1/2 W_Q and C^1/2 W_K. The product of a TT-matrix with
+C^1/2 is not a TT-matrix, so TT-matrices are fitted in the weighted norm instead (`WeightedTTMatrix`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics import collect_reads
+from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS
+from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.methods.components import (
     Inputs,
     moment_roots,
@@ -30,7 +32,7 @@ from tnlib_adapters.compression.methods.components import (
 )
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.factorise import FactorisedMatrix, PerWeight, factorise_layer
-from tnlib_adapters.compression.methods.other_matrices import names_of, widest_input
+from tnlib_adapters.compression.methods.other_matrices import names_of, widest_component
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.progress import Progress, quiet
@@ -38,8 +40,6 @@ from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes, stack
-
-TOKENS_OF_INPUTS = 65_536
 
 
 class Whitened:
@@ -177,7 +177,7 @@ def inputs_of_text(
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
 ) -> Mapping[str, Array]:
-    """Return the input moments of all weights of `what` on a text, by their keys.
+    """Return the weighted input moments of all weights of `what` on a text, by their keys.
 
     `source` is the running model of `checkpoint`; None loads it. `workspace` has the memory and the temporary files of
     the moments; None for the default memory, without files.
@@ -191,8 +191,8 @@ def inputs_of_text(
 
     model = (source or SourceModel(checkpoint)).original
     batches = model.batches(text)
-    check_tokens(model.function, batches, widest_input(checkpoint, what))
+    check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     names = names_of(checkpoint, what, with_text=True)
-    sample = sample_batches(batches, TOKENS_OF_INPUTS)
+    sample = sample_batches(batches, TOKENS_OF_STATISTICS)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
-    return collect_reads(model, places, sample, progress, workspace)
+    return collect(model, places, sample, progress, workspace=workspace).reads

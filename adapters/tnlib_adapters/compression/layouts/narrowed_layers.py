@@ -14,10 +14,10 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics import Statistics, collect
-from tnlib_adapters.compression.activation_statistics.statistics_files import Spill
 from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
+from tnlib_adapters.compression.calibration.resumed_run import RunFolder
+from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.layouts.structured_pruning import (
     RotaryPlanes,
     choose_neurons,
@@ -25,7 +25,6 @@ from tnlib_adapters.compression.layouts.structured_pruning import (
     truncate_values,
 )
 from tnlib_adapters.compression.methods.calibrated import with_bias_row
-from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress
@@ -85,27 +84,18 @@ class NarrowedLayers:
         from tnlib_adapters.instrument.weight_inputs import find_places
 
         model, wired = source.original, self._checkpoint.wiring.layers
-        batches, spill = model.batches(text), Spill()  # the folder of the streams, until the end
+        batches, folder = model.batches(text), RunFolder()  # the folder of the streams, until the end
         widest = max(self._before.neurons or 0 if self._fewer else 0, self._checkpoint.sizes.d_value)
         check_tokens("compress", batches, widest)  # second moments of so many inputs are inverted
-        streams, sample = streams_of_fit(model, batches, spill), sample_batches(batches, TOKENS_OF_STATISTICS)
+        streams, sample = streams_of_fit(model, batches, folder), sample_batches(batches, TOKENS_OF_STATISTICS)
         down = [layer.feed_forward.down.name for layer in wired if layer.feed_forward and self._fewer]
         used = {*down, *(f"{k}.{name}" for k in range(len(wired)) for name in ("oq" if self._heads_narrow else "o"))}
         places = {key: place for key, place in find_places(model, down).items() if key in used}
-        gated = self._query_columns if self._heads_narrow else None
-        collect(model, places, sample, progress, components=gated, streams=streams, save=self._choose)
+        collect(model, places, sample, progress, streams=streams, save=self._choose)
         if self._heads_narrow:
             self.planes = choose_planes(self._plane_losses, self._widths.head // 2)
         n_steps = steps_of_model(model, streams, self._effort)
         yield from fit_narrowed(model, streams, self._start, n_steps=n_steps, progress=progress)
-
-    def _query_columns(self, k: int, _moments: Statistics) -> dict[str, Components]:
-        """Return W_Q of a layer as components, one for every column, to measure gates on."""
-        if not 0 <= k < self._checkpoint.n_layers:
-            return {}
-        weight = with_bias_row(self._checkpoint.projections(k), "q")
-        identity = np.eye(weight.shape[1], dtype=weight.dtype)
-        return {f"{k}.q": Components(weight, identity, np.zeros(weight.shape[1]))}
 
     def _choose(self, k: int, statistics: Statistics) -> None:
         """Choose values and neurons of a layer, and add the losses of its rotary planes."""
@@ -116,8 +106,10 @@ class NarrowedLayers:
         arrays = {f"{k}.{name}": projections.weights[name] for name in "vo"}
         arrays |= {f"{k}.b_v": projections.biases["v"]} if "v" in projections.biases else {}
         if self._heads_narrow:
-            gates = statistics.gates[f"{k}.q"].reshape(sizes.n_heads, 2, -1)  # h (half plane)
-            self._plane_losses += gates.sum((0, 1))
+            weight = with_bias_row(projections, "q")
+            reads, slopes = statistics.reads_of_projection(k, "q", len(weight)), statistics.slopes[f"{k}.q"]
+            of_columns = (weight * (reads @ weight)).sum(0) * np.diag(slopes) * statistics.scales[f"{k}.q"]
+            self._plane_losses += of_columns.reshape(sizes.n_heads, 2, -1).sum((0, 1))  # h (half plane)
         feed_forward = self._checkpoint.wiring.layers[k].feed_forward
         if self._fewer and feed_forward and self._widths.neurons is not None:
             name = feed_forward.down.name

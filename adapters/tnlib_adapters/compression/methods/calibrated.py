@@ -37,10 +37,6 @@ class CalibratedLayer:
         self._dtype = folded.weights["q"].dtype
         self.components = components
 
-    def weigh(self, losses: Mapping[str, Array]) -> None:
-        """Replace squared singular values by losses from gates."""
-        self.components = {name: own.weighed(losses[name]) for name, own in self.components.items()}
-
     @property
     def curves(self) -> list[Curve]:
         """Curve of every weight: its components, then the dense weight."""

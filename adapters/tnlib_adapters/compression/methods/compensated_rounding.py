@@ -26,7 +26,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
-from tnlib_adapters.compression.methods.components import damped, multiply_rows
+from tnlib_adapters.compression.methods.components import damped, rounding_loss
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 
@@ -104,28 +104,6 @@ def round_compensated(
         _descend(ordered, grid, rows, columns, codes)
         best = Integers(_reordered(codes, grid), best.scales, form)
     return best
-
-
-def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None = None) -> float:
-    """Return tr(P E^T A E), the expected square of x E p.
-
-    Parameters
-    ----------
-    error
-        (m, n), E.
-    reads
-        (m, m), second moments A of the inputs x; (m,) if they are diagonal, None for the identity.
-    slopes
-        (n, n), second moments P of the gradient p at the output; None for the identity.
-
-    Examples
-    --------
-    >>> rounding_loss(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.5]))
-    3.0
-    """
-    left = error if reads is None else multiply_rows(reads, error)
-    right = error if slopes is None else error @ slopes
-    return float(np.vdot(left, right))
 
 
 def _reordered(codes: Array, grid: _StepSizes) -> Array:

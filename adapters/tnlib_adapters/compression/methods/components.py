@@ -5,14 +5,8 @@ square of x (W' - W) p, as if x and p were independent, is |A^1/2 (W' - W) R^T|^
 
     W' = W R^T V_r V_r^T R^-T,        V diag(s^2) V^T = R W^T A W R^T,
 
-so component c is column c of W R^T V times row c of V^T R^-T. The sum of all components is W for any A and P. Without
-gradients R is the identity: the truncation of Wang et al., SVD-LLM (ICLR 2025). A gate on component c changes a scalar
-L of the output by
-
-    dL/d gate_c = sum_t (x_t . left_c)(right_c . p_t).
-
-Its mean square over texts and probes estimates the loss when the component is dropped, in one unit for all matrices and
-layers, without assuming independence.
+so component c is column c of W R^T V times row c of V^T R^-T, and its loss is s_c^2. The sum of all components is W for
+any A and P. Without gradients R is the identity: the truncation of Wang et al., SVD-LLM (ICLR 2025).
 
 The gradients at the output of an unembedding W are as wide as the vocabulary, but P occurs only in W P W^T, the second
 moments G of the gradients at its input. With the table E = W^T (vocab, width) and E' = E M the error is
@@ -22,17 +16,17 @@ second moments of the rows, looked up n times. A table with both uses has the su
     (m - 1)^T (N (x) P + G (x) A) (m - 1),        m the entries of M,
 
 whose minimum over M of rank r has no closed form. The nearest Kronecker product (Van Loan and Pitsianis, 1993) of the
-bracket takes its place, which has: its factors are positive sums of N and G, and of P and A. Gates then state the
-loss of each component in both uses together. G makes the rows count that no text looks up: the model gives every token
-a probability, and the errors of all logits meet in the softmax.
+bracket takes its place, which has: its factors are positive sums of N and G, and of P and A. The loss of a component is
+that of the bracket itself. G makes the rows count that no text looks up: the model gives every token a probability, and
+the errors of all logits meet in the softmax.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial, reduce
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,16 +106,18 @@ def triangular_factor(moments: Array) -> Array:
 
 @dataclass(frozen=True)
 class Components:
-    """Left (m, r) and right (r, n), whose product is a matrix, and the loss without each of the r components."""
+    """Left (m, r) and right (r, n), whose product is a matrix, and the loss without each of the r components.
+
+    Without moments the sum of all losses is 1.
+    """
 
     left: Array
     right: Array
     losses: Array
 
-    def weighed(self, losses: Array) -> Components:
-        """Return the components with new losses, sorted by descending loss."""
-        order = np.argsort(-losses, kind="stable")
-        return Components(self.left[:, order], self.right[order], losses[order])
+    def scaled(self, scale: float) -> Components:
+        """Return the components with losses multiplied by a scale."""
+        return replace(self, losses=float(scale) * self.losses)
 
     @property
     def lost(self) -> Array:
@@ -147,34 +143,39 @@ class Components:
         return self.left[:, :rank], self.right[:rank]
 
 
-@dataclass(frozen=True)
-class WeightOnText:
-    """A weight, and functions that read its second moments on a text when it is decomposed.
+def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None = None) -> float:
+    """Return tr(P E^T A E), the expected square of x E p.
 
     Parameters
     ----------
-    weight
-        (m, n), acting on rows; its components have its dtype.
+    error
+        (m, n), E.
     reads
-        Returns second moments of the inputs, (m, m), or (m,) if they are diagonal.
+        (m, m), second moments A of the inputs x; (m,) if they are diagonal, None for the identity.
     slopes
-        Returns second moments of the gradients at the output, (n, n).
+        (n, n), second moments P of the gradient p at the output; None for the identity.
+
+    Examples
+    --------
+    >>> rounding_loss(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.5]))
+    3.0
     """
-
-    weight: Array
-    reads: Callable[[], Array]
-    slopes: Callable[[], Array]
-
-    def call(self, device: torch.device) -> Callable[[], Components]:
-        """Read the moments, and return the call of `components_on_device` with all arrays it needs."""
-        return partial(components_on_device, self.weight, self.reads(), self.slopes(), device)
+    left = error if reads is None else multiply_rows(reads, error)
+    right = error if slopes is None else error @ slopes
+    return float(np.vdot(left, right))
 
 
-def components_on_device(weight: Array, reads: Array, slopes: Array, device: torch.device) -> Components:
-    """Return the components; those of a large weight are computed in single precision on the device."""
+def components_on_device(weight: Array, reads: Array, slopes: Array, device: str) -> Components:
+    """Return the components with their losses in units of `rounding_loss`.
+
+    Those of a large weight are computed in single precision on a device of torch.
+    """
+    total = rounding_loss(weight, reads, slopes)
     if is_large(weight.shape) and weight.dtype != np.float64 and reads.ndim > 1:
-        return components_in_single_precision(weight, reads, slopes, device)
-    return components(weight, reads, slopes)
+        import torch
+
+        return components_in_single_precision(weight, reads, slopes, torch.device(device)).scaled(total)
+    return components(weight, reads, slopes).scaled(total)
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:
@@ -281,7 +282,7 @@ def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:
 
 
 def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
-    """Return the components of a table of embeddings by descending loss.
+    """Return the components of a table of embeddings by descending loss, that of all its uses together.
 
     Parameters
     ----------
@@ -294,7 +295,21 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
     root, inverse = triangular_root(columns)
     gram = root @ rows @ root.T
-    return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
+    found = _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
+    second = found.right.T.astype(np.float64)
+    v = root @ second
+    first = root.T @ v / np.maximum((v**2).sum(0), np.finfo(np.float64).tiny)  # left = weight @ first
+    losses = np.zeros(len(v))
+    for own, of_gradients in uses:
+        losses += _of_columns(first, own) * _of_columns(second, of_gradients)
+    order = np.argsort(-losses, kind="stable")
+    return Components(found.left[:, order], found.right[order], losses[order])
+
+
+def _of_columns(x: Array, moments: Array) -> Array:
+    """Return x_c^T C x_c of every column c."""
+    products: Array = np.einsum("ic,ic->c", x, moments @ x)
+    return products
 
 
 def nearest_kronecker_product(terms: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -6,8 +6,7 @@ gauge freedom, those of the plain methods as published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components, moments_of_rows, table_components
+from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
@@ -78,20 +77,10 @@ def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool) ->
     return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what, with_text=with_text)}
 
 
-def widest_input(checkpoint: Checkpoint, what: str) -> int:
-    """Return the largest input width among the weights of `what` that a text can calibrate, tables excluded."""
-    widths = [checkpoint.sizes.widths["o"]] if checkpoint.wiring.projection_layers(what) else []
-    for name in names_of(checkpoint, what, with_text=True):
-        weight = checkpoint.locate(f"{name}.weight")
-        if weight is not None and not checkpoint.wiring.is_embedding(name):
-            widths.append(weight.shape[checkpoint.wiring.matrices[name].input_axis])
-    return max(widths)
-
-
 def widest_component(checkpoint: Checkpoint, what: str) -> int:
     """Return the most components of a weight of `what` that a text can calibrate, tables excluded.
 
-    Calibration takes the root of the moments at the smaller side of a weight alone: those must not be singular.
+    The moments at the smaller side of a weight must not be singular.
     """
     widths = checkpoint.sizes.widths
     sides = [min(checkpoint.sizes.d_model, max(widths.values()))] if checkpoint.wiring.projection_layers(what) else []
@@ -117,10 +106,6 @@ class Matrix:
     ) -> None:
         self.name, self.fixed, self.components = name, n_bias, weight_components
         self.weight, self._gauged, self._looked_up = weight, gauged, looked_up
-
-    def weigh(self, losses: Array) -> None:
-        """Replace squared singular values by losses from gates."""
-        self.components = self.components.weighed(losses)
 
     @property
     def curves(self) -> list[Curve]:
@@ -169,26 +154,6 @@ def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     bias = checkpoint.locate(f"{name}.bias")
     weight: Array = checkpoint.wiring.matrices[name].on_rows(checkpoint.read(f"{name}.weight"))
     return weight, 0 if bias is None else bias.size
-
-
-def table_decomposition(
-    wiring: Wiring, name: str, weight: Array, reads: Mapping[str, Array], slopes: Mapping[str, Array]
-) -> Callable[[], Components] | None:
-    """Return the function that decomposes a table that makes predictions, by `Statistics`; None for other weights."""
-
-    def of_unembedding() -> Components:
-        table = table_components(weight.T, [(slopes[name], reads[name])])
-        return Components(table.right.T, table.left.T, table.losses)
-
-    def of_tied_table(tied_key: str) -> Components:
-        predicts = slopes[tied_key], reads[tied_key]
-        return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts])
-
-    if wiring.is_unembedding(name):
-        return of_unembedding
-    if wiring.is_embedding(name) and wiring.tied_key is not None:
-        return partial(of_tied_table, wiring.tied_key)
-    return None
 
 
 def matrix_of(wiring: Wiring, name: str, weight: Array, n_bias: int, weight_components: Components) -> Matrix:

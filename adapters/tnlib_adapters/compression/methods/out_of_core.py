@@ -92,16 +92,7 @@ class Factorised(Protocol):
 
 
 class LazyPart:
-    """A factorised layer or weight whose factors are in memory, in a file, or made again, by its workspace.
-
-    Parameters
-    ----------
-    make
-        Function that returns it; the same each time.
-    workspace
-        Memory and folder.
-    part
-        What `make` returns, if it is made already.
+    """A factorised layer or weight whose factors are in memory, or in a file of its workspace.
 
     Attributes
     ----------
@@ -109,14 +100,13 @@ class LazyPart:
         Function that returns the layer or weight.
     """
 
-    def __init__(self, make: Callable[[], Factorised], workspace: Workspace, part: Factorised | None = None) -> None:
-        part = make() if part is None else part
+    def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
-        self.load: Callable[[], Any] = make
+        self.load: Callable[[], Any] = lambda: part
         if workspace.admits(self, sum(a.nbytes for a in arrays_of(part))):
-            self.load = lambda: part
-        elif stored := workspace.write(self, entries_of_arrays(part)):
+            return
+        if stored := workspace.write(self, entries_of_arrays(part)):
             emptied = without_arrays(part, stored)
             self.load = lambda: cast(Factorised, with_arrays(emptied))
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.compensated_rounding import round_compensated, rounding_loss
-from tnlib_adapters.compression.methods.components import Components, components, multiply_rows
+from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
+from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, rounding_loss
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers

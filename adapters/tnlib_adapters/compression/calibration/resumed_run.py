@@ -1,18 +1,22 @@
-"""Fitted weights of the blocks in the folder of a run in progress, from which an interrupted fit goes on."""
+"""Folder of a run in progress, from which an interrupted run is resumed: its origin, and the blocks that are fitted."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tnlib import FileFormatError
+from tnlib import ArgumentError, FileFormatError
 from tnlib_adapters.compression.methods.out_of_core import entries_of, read_matrices
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import is_as_written, read_header, write_digested
 
 if TYPE_CHECKING:
@@ -20,6 +24,60 @@ if TYPE_CHECKING:
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _FIT, _MATRICES = "fit", "matrices"
+_ORIGIN = "tnlib_calibration.json"
+
+
+class RunFolder:
+    """Folder of what a run stores between blocks; a temporary one is removed with the object."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path = folder
+
+    def claim(self, origin: Mapping[str, str]) -> None:
+        """Make the folder, if it does not exist, for statistics of this origin.
+
+        Raises
+        ------
+        ArgumentError
+            If it holds other files, or results of another model, text or choice of weights.
+        """
+        check_run_folder(self.path)
+        self.path.mkdir(exist_ok=True)
+        file = self.path / _ORIGIN
+        if not file.exists():
+            hidden = file.with_name(f".{file.name}.partial")
+            hidden.write_text(json.dumps(dict(origin)), encoding="utf-8")
+            hidden.replace(file)
+        elif JsonFile("compress", file, "remove the folder to start anew").read() != dict(origin):
+            raise ArgumentError(
+                f"compress: the folder of an interrupted run must belong to this model, text and choice of weights, "
+                f"got that of others, {self.path}; name another one, or remove it to start anew."
+            )
+
+
+def check_run_folder(folder: Path, out: Path | None = None) -> None:
+    """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
+    if out is not None and folder.resolve().is_relative_to(out.resolve()):
+        raise ArgumentError(
+            f"compress: folder (--spill) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            "name another folder."
+        )
+    if not folder.absolute().parent.is_dir():
+        raise ArgumentError(f"compress: folder (--spill) must lie in a folder that exists, got {folder}; name another.")
+    if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
+        raise ArgumentError(
+            f"compress: folder (--spill) must be a new folder, an empty one or that of an interrupted run, got "
+            f"{folder}; name another one."
+        )
+
+
+def remove_run_folder(folder: Path) -> None:
+    """Remove the folder of a run that is done."""
+    if (folder / _ORIGIN).exists():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class FittedFiles:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,27 +12,23 @@ import numpy as np
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.activation_statistics.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays
-from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, is_as_written, read_header, write_digested
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch
     from tnlib_adapters.instrument.weight_inputs import Places
 
-_FORMAT, _VERSION = "tnlib statistics", "6"
-_PARTS = {"reads": "F32", "slopes": "F32", "gates": "F64"}  # dtype of the activations, and of accumulated sums
-_ORIGIN = "tnlib_calibration.json"  # file of a spill folder
+_FORMAT, _VERSION = "tnlib statistics", "7"
+_PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
 _BLOCK = 1 << 24  # bytes hashed at a time
 
 
-def origin_of(
-    checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int, *, rounding: bool = False
-) -> dict[str, str]:
+def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, longest: int) -> dict[str, str]:
     """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
 
-    `longest` is the number of tokens at which texts were truncated; statistics of rounding are of a kind of their own.
+    `longest` is the number of tokens at which texts were truncated.
     """
     model = hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
@@ -45,7 +37,7 @@ def origin_of(
                 model.update(block)
     keys = hashlib.sha256("\n".join(sorted(places)).encode())
     digests = {"model": model.hexdigest(), "text": digest_of_tokens(batches), "weights": keys.hexdigest()}
-    return digests | {"tokens": str(longest), "kind": "rounding" if rounding else "components"}
+    return digests | {"tokens": str(longest)}
 
 
 def digest_of_tokens(batches: Sequence[Batch]) -> str:
@@ -72,79 +64,21 @@ def check_statistics_file(file: Path, out: Path | None = None) -> None:
         _header(file)
 
 
-class Spill:
-    """Folder for what is between blocks; a temporary one is removed with the object."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._is_temporary = folder is None
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.folder = folder
-
-    def saved(self, name: str) -> Path | None:
-        """Return a safetensors file in the folder, for a run that is resumed; None if the folder is temporary."""
-        return None if self._is_temporary else self.folder / f"{name}.safetensors"
-
-    def claim(self, origin: Mapping[str, str]) -> None:
-        """Make the folder, if it does not exist, for statistics of this origin.
-
-        Raises
-        ------
-        ArgumentError
-            If it holds other files, or results of another model, text or choice of weights.
-        """
-        check_spill_folder(self.folder)
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder / _ORIGIN
-        if not file.exists():
-            hidden = file.with_name(f".{file.name}.partial")
-            hidden.write_text(json.dumps(dict(origin)), encoding="utf-8")
-            hidden.replace(file)
-        elif JsonFile("compress", file, "remove the folder to start anew").read() != dict(origin):
-            raise ArgumentError(
-                f"compress: the folder of an interrupted run must belong to this model, text and choice of weights, "
-                f"got that of others, {self.folder}; name another one, or remove it to start anew."
-            )
-
-
-def check_spill_folder(folder: Path, out: Path | None = None) -> None:
-    """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
-    if out is not None and folder.resolve().is_relative_to(out.resolve()):
-        raise ArgumentError(
-            f"compress: folder (--spill) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
-            "name another folder."
-        )
-    if not folder.absolute().parent.is_dir():
-        raise ArgumentError(f"compress: folder (--spill) must lie in a folder that exists, got {folder}; name another.")
-    if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
-        raise ArgumentError(
-            f"compress: folder (--spill) must be a new folder, an empty one or that of an interrupted run, got "
-            f"{folder}; name another one."
-        )
-
-
-def remove_spill_folder(folder: Path) -> None:
-    """Remove the folder of a run that is done."""
-    if (folder / _ORIGIN).exists():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class StatisticsFiles:
     """Statistics on disk: one file that is complete, or one file for every group in a folder while they are collected.
 
     Parameters
     ----------
-    spill
-        Folder of the files of groups.
+    folder
+        Of the files of groups.
     origin
         Digests of model, text and choice of weights, see `origin_of`.
     file
         File of all groups, to be used again; None for none.
     """
 
-    def __init__(self, spill: Spill, origin: Mapping[str, str], file: Path | None = None) -> None:
-        self.spill, self._folder, self.origin, self.file = spill, spill.folder, origin, file
+    def __init__(self, folder: Path, origin: Mapping[str, str], file: Path | None = None) -> None:
+        self._folder, self.origin, self.file = folder, origin, file
         self._checked = set[int]()  # groups whose files are as they were written
 
     def is_complete(self) -> bool:
@@ -184,7 +118,7 @@ class StatisticsFiles:
         files = complete or sorted(self._folder.glob("group*.safetensors"))
         tensors = {name: info for file in files for name, info in read_header(file)[0].items()}
         stored = (_below(f"{part}.", tensors) for part in _PARTS)
-        return Statistics(*(_Stored({k: own[k] for k in own if k in keys}, self) for own in stored))
+        return Statistics(*(_Stored({k: own[k] for k in own if k in keys}) for own in stored))
 
     def join(self) -> None:
         """Write the file of all groups, if there is to be one."""
@@ -211,10 +145,10 @@ def _as_stored(values: Array | TensorInfo, dtype: str) -> Array | TensorInfo:
 
 
 class _Stored(Mapping[str, Array]):
-    """Arrays that are read at every access; `files` is kept, because a temporary folder goes with the last user."""
+    """Arrays that are read at every access."""
 
-    def __init__(self, tensors: Mapping[str, TensorInfo], files: StatisticsFiles) -> None:
-        self._tensors, self.files = tensors, files
+    def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
+        self._tensors = tensors
 
     def __getitem__(self, key: str) -> Array:
         return self._tensors[key].read_stored()
@@ -234,7 +168,6 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
         ("tokens", f"--calibration-tokens {stored.get('tokens')}, this being {origin['tokens']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
-        ("kind", "another method"),
     ):
         if stored.get(part) != origin[part]:
             raise ArgumentError(

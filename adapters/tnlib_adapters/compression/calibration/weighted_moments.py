@@ -1,6 +1,6 @@
-r"""Statistics of rounding: moments of inputs weighted by gradients, and the loss per unit of the rounding cost.
+r"""Moments of inputs weighted by gradients, moments of gradients, and the loss of the output per unit of the two.
 
-A rounded weight W - E changes a scalar L of the output by sum_t x_t E p_t, with inputs x_t and gradients p_t at the
+A changed weight W - E changes a scalar L of the output by sum_t x_t E p_t, with inputs x_t and gradients p_t at the
 output. The expected square of one term is tr(P E^T A E) with A = E[x x^T] and P = E[p p^T], if x and p are independent.
 They are not: tokens with large gradients matter more, so A is the sum of |p_t|^2 x_t x_t^T.
 
@@ -10,24 +10,26 @@ the mean square of the change, terms of different tokens included, is tr(P E^T A
     sum_s |A^-1/2 (sum_{t in s} x_t p_t^T) P^-1/2|^2 / (m n)
 
 with the sum over texts s of a sample, divided by the number of texts, or of tokens for a language model. This brings
-weights of all kinds to one unit.
+weights of all kinds to one unit. What low-rank factors leave out is not white, but the same scales serve: ranks chosen
+by the measured change of every component are no more accurate (built-in Llama, half of the attention: 0.0276 nats a
+token against 0.0274).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.activation_statistics.moment_sums import MomentSums, add_to
-from tnlib_adapters.compression.methods.components import damped
+from tnlib_adapters.compression.methods.components import damped, second_moments
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.files.process_memory import BATCH_TOKENS
 
 if TYPE_CHECKING:
     import torch
 
-    from tnlib_adapters.compression.methods.out_of_core import Workspace
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import Place, Places
 
@@ -125,3 +127,83 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
     root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C"))
     return [torch.linalg.solve_triangular(root.to(x.device), x, upper=True, left=False) for x in batches]
+
+
+class MomentSums:
+    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum.
+
+    With a workspace the rows are in its files until `finish`.
+    """
+
+    def __init__(self, workspace: Workspace | None) -> None:
+        self._workspace = workspace
+        self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
+        self._waiting: dict[str, list[torch.Tensor]] = {}
+        self._stored: dict[str, list[_StoredRows]] = {}
+
+    def add(self, key: str, x: torch.Tensor) -> None:
+        """Add x (..., width)."""
+        rows = x.reshape(-1, x.shape[-1])
+        waiting = self._waiting.setdefault(key, [])
+        if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
+            self._put_together(key)
+        self._waiting[key].append(rows)
+
+    def finish(self) -> StoredArrays:
+        """Return the sums, in files of the workspace if there is one."""
+        for key in self._waiting:
+            self._put_together(key)
+        sums = StoredArrays(self._workspace or Workspace())
+        for key in list(self._stored):
+            for rows in self._stored.pop(key):
+                add_to(self._sums, key, _second_moments_on_device(rows.read()))
+            sums.add({key: _on_host(self._sums.pop(key))})
+        sums.add({key: _on_host(total) for key, total in self._sums.items()})
+        return sums
+
+    def _put_together(self, key: str) -> None:
+        import torch
+
+        if waiting := self._waiting[key]:
+            rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+            if self._workspace is None:
+                add_to(self._sums, key, _second_moments_on_device(rows))
+            else:
+                self._stored.setdefault(key, []).append(_StoredRows(self._workspace, rows))
+        self._waiting[key] = []
+
+
+class _StoredRows:
+    """Rows of a tensor in a file."""
+
+    def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
+        self._device, self._stored = rows.device, StoredArrays(workspace)
+        self._stored.add({"rows": _on_host(rows)})
+
+    def read(self) -> torch.Tensor:
+        """Return the rows on their device."""
+        import torch
+
+        return torch.from_numpy(self._stored["rows"]).to(self._device)
+
+
+def add_to(sums: dict[str, Any], key: str, batch_sum: Any) -> None:
+    """Add to the sum of this key, in place if there is one."""
+    if key in sums:
+        sums[key] += batch_sum
+    else:
+        sums[key] = batch_sum
+
+
+def _second_moments_on_device(x: torch.Tensor) -> Any:
+    """Return the sum of x x^T over all axes but the last: an array for a tensor on the host, otherwise a tensor."""
+    if x.device.type == "cpu":
+        return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
+    flat = x.reshape(-1, x.shape[-1])
+    return flat.T @ flat
+
+
+def _on_host(values: Any) -> Array:
+    """Return an array, or a tensor of any device, as an array."""
+    array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return array
