@@ -116,8 +116,8 @@ def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[
     with tempfile.TemporaryDirectory() as scratch:
         fitted, out = Path(scratch) / "fitted", Path(scratch) / "out"
         tnlib_adapters.compress(source, fitted, Budget(keep=keep), calibration=calibration, what="attention")
-        seen, _ = hold_out(calibration.read_text(encoding="utf-8"))
-        tune_folder(source, fitted, seen, out)
+        seen, _ = hold_out(calibration.read_text(encoding="utf-8").splitlines())
+        tune_folder(source, fitted, "\n".join(seen), out)
         return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
 
 

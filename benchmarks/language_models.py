@@ -113,7 +113,7 @@ def run_row(model: str, method: str, bits: float, what: str, out: Path) -> dict[
             source,
             out,
             tnlib_adapters.Budget(bits=bits),
-            calibration=tnlib_adapters.Calibration(text, tokens=WINDOW),
+            calibration=tnlib_adapters.Calibration(text, window=WINDOW),
             what=what,
             effort=method,
         )

@@ -183,7 +183,7 @@ def forward_pass(source: str, text: str) -> None:
     from tnlib_adapters.instrument.running_model import open_running
 
     model = open_running(source)
-    batches = model.batches(hold_out(Path(text).read_text(encoding="utf-8"))[0])
+    batches = model.batches(hold_out(model.sequences([Path(text).read_text(encoding="utf-8")]))[0])
     with tempfile.TemporaryDirectory() as folder:
         started, processor = time.perf_counter(), time.process_time()
         forward(Frame(model), Streams(Path(folder), batches, model.sizes.d_model))

@@ -12,7 +12,15 @@ import click
 
 from tnlib import ArgumentError
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.options import LAYOUTS, OTHER_COMMANDS, STORES, Budget, Calibration, Run
+from tnlib_adapters.compression.options import (
+    CALIBRATION_TOKENS,
+    LAYOUTS,
+    OTHER_COMMANDS,
+    STORES,
+    Budget,
+    Calibration,
+    Run,
+)
 from tnlib_adapters.compression.request import EFFORTS, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
@@ -79,9 +87,12 @@ _COMPRESSION = (
                   "--calibrate: heads, or matrix with --what mlp",
                   help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
-                  help="Text file of calibration data, or JSON Lines (*.jsonl) with \"text\", representative of the "
-                  "model's use; a tenth is held out for evaluation. Needs torch and transformers."),
-    click.option("--calibration-tokens", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
+                  help="Calibration data, representative of the model's use: a text file, JSON Lines (*.jsonl) with "
+                  "\"text\" or \"messages\", token ids (*.npy), or a folder saved by datasets. A tenth is held out for "
+                  "evaluation. Needs torch and transformers."),
+    click.option("--calibration-tokens", type=int, metavar="N", default=CALIBRATION_TOKENS, show_default=True,
+                  help="Requires --calibrate. Tokens that are used, sampled from the text."),
+    click.option("--window", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
                   help="Requires --calibrate. Lines are truncated at N tokens; a language model reads windows of N "
                   "tokens."),
     click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
@@ -108,15 +119,17 @@ _COMPRESSION = (
 def arguments_of(**options: Any) -> dict[str, Any]:
     """Return the keyword arguments of `compress` and `plan` for options of the command line by name.
 
-    >>> arguments_of(keep=0.5, calibrate="text.txt", calibration_tokens=64, what="mlp")["calibration"].tokens
+    >>> arguments_of(keep=0.5, calibrate="text.txt", window=64, what="mlp")["calibration"].window
     64
     """
     text = options.pop("calibrate", None)
-    statistics, tokens = options.pop("statistics", None), options.pop("calibration_tokens", MAX_TOKENS)
-    if text is None and (statistics is not None or tokens != MAX_TOKENS):
-        name = "statistics" if statistics is not None else "calibration-tokens"
+    usual = {"statistics": None, "calibration_tokens": CALIBRATION_TOKENS, "window": MAX_TOKENS}
+    of_text = {name: options.pop(name, value) for name, value in usual.items()}
+    if text is None and of_text != usual:
+        name = next(name for name, value in of_text.items() if value != usual[name]).replace("_", "-")
         raise ArgumentError(f"compress: --{name} must come with --calibrate TEXT, got none; pass that too.")
-    options["calibration"] = None if text is None else Calibration(text, tokens, statistics)
+    tokens = of_text.pop("calibration_tokens")
+    options["calibration"] = None if text is None else Calibration(text, tokens, **of_text)
     options["sizes"] = dict(options.get("sizes") or ()) or None
     for name, kind in (("budget", Budget), ("run", Run)):
         names = {_FLAGS.get(field.name, field.name): field.name for field in fields(kind)}

@@ -28,6 +28,7 @@ from tnlib_adapters.compression.report.report_files import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, check_finite, open_source, request_placement
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, write_checkpoint
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
@@ -58,7 +59,7 @@ def compress(
         Size of the result, such as ``Budget(bits=4)`` or ``Budget(keep=0.5)``. None with calibration data: 4 bits per
         parameter on average.
     calibration
-        Text file, or `Calibration`, representative of the model's use.
+        Text file or other data, see `Calibration`, representative of the model's use.
     what
         "all" for attention, feed-forward layers, token embeddings and unembedding; "attention", or "mlp" for the
         matrices of the feed-forward layers. If embeddings and unembedding are one matrix, it is factorised once and
@@ -114,17 +115,19 @@ def compress(
     progress, target = run.progress, as_path("compress", "out", out)
     opened = open_source(request, source, target)
     checkpoint, limits = opened.checkpoint, limits_of(opened.checkpoint, request)
-    original = SourceModel(checkpoint, request.tokens, limits=limits, placement=request_placement(request))
+    original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
+    _check_finite(checkpoint, request)
+    text = opened.calibration(original)
     with scratch_folder(target) as scratch:
         model: type[NarrowModel | _FactoredModel] = NarrowModel if layout == "narrow" else _FactoredModel
         compressed = model(checkpoint, request, Workspace(limits.cache, scratch))
-        compressed.fit(original, opened.calibration, progress)
+        compressed.fit(original, None if text is None else text.sequences, progress)
         with whole_folder(target) as partial:
             for step in compressed.write(partial):
                 progress(*step)
             written = open_checkpoint(partial)
-            measures = compressed.measures(written, original, opened.held_out, progress)
-            measures["calibration"] = opened.calibration_summary(original)
+            measures = compressed.measures(written, original, [] if text is None else text.held_out, progress)
+            measures["calibration"] = {} if text is None else text.summary(original.original)
             report = _report(checkpoint, written, request, measures, started)
             write_report(report, partial)
             check_target("compress", target, checkpoint.folder.path, force=run.force)
@@ -157,11 +160,10 @@ class _FactoredModel:
     def __init__(self, checkpoint: Checkpoint, request: Request, workspace: Workspace) -> None:
         self._checkpoint, self._request, self._workspace = checkpoint, request, workspace
 
-    def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
+    def fit(self, source: SourceModel, text: TokenSequences | None, progress: Progress) -> None:
         """Make the plan of the request, by its workers if it names any."""
         request = self._request
         with open_workers(request.run.cluster, request.run.workers) as workers:
-            _check_finite(self._checkpoint, request, progress)
             self._workspace.workers = workers
             self._plan = make_plan(source, request, text, progress, self._workspace)
 
@@ -169,7 +171,9 @@ class _FactoredModel:
         """Write the checkpoint into the empty folder `out`; yields (stage, done, total)."""
         return write_checkpoint(self._checkpoint, self._plan, self._request.layout, out)
 
-    def measures(self, after: Checkpoint, source: SourceModel, held_out: str, progress: Progress) -> dict[str, Any]:
+    def measures(
+        self, after: Checkpoint, source: SourceModel, held_out: TokenSequences, progress: Progress
+    ) -> dict[str, Any]:
         """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
         before, plan, request = self._checkpoint, self._plan, self._request
         quality = measure_quality(before, after)
@@ -233,8 +237,10 @@ def _rounded_report(description: Description) -> RoundedReport:
     return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8)
 
 
-def _check_finite(checkpoint: Checkpoint, request: Request, progress: Progress) -> None:
+def _check_finite(checkpoint: Checkpoint, request: Request) -> None:
     """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
-    factorised = compressed_weights(checkpoint, request.what, with_text=request.with_text)
+    factorised = set[str]()
+    if request.layout != "narrow":
+        factorised = compressed_weights(checkpoint, request.what, with_text=request.with_text)
     tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
-    check_finite(tensors, progress)
+    check_finite(tensors, request.run.progress)

@@ -31,6 +31,8 @@ OTHER_COMMANDS: Mapping[str, str] = {
     "onnx": "`tnlib compress IN SMALL --keep 0.5`, then `tnlib export-onnx SMALL OUT`",
 }
 
+CALIBRATION_TOKENS = 65_536  # moments converge with half of them; the fit has as many unknowns as a layer
+
 STORES = {"float": None, "int8": 8, "int4": 4, "int3": 3, "int2": 2}  # name -> bits of a number
 
 
@@ -113,8 +115,12 @@ class Calibration:
     Parameters
     ----------
     text
-        Text file in UTF-8, or JSON Lines (``.jsonl``) of objects with a string "text".
+        Text file in UTF-8; JSON Lines (``.jsonl``) of objects with a string "text", or with "messages", which go
+        through the chat template of the tokenizer; token ids (``.npy``), integers (tokens,) or (documents, tokens); or
+        a folder that the library datasets saved, with a column "text" or "messages".
     tokens
+        Tokens that are used, sampled from the text: all of them to fit the layers, half of them for the statistics.
+    window
         Tokens that are read of each line: longer lines are truncated. A language model reads windows of this many
         tokens instead, and no line is truncated. At most the context of the model. The report has the number of
         truncated lines.
@@ -125,18 +131,20 @@ class Calibration:
     Raises
     ------
     ArgumentError
-        If `tokens` is below 2.
+        If `tokens` or `window` is below 2.
     """
 
     text: str | os.PathLike[str]
-    tokens: int = MAX_TOKENS
+    tokens: int = CALIBRATION_TOKENS
+    window: int = MAX_TOKENS
     statistics: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("text", "statistics"):
             if name == "text" or self.statistics is not None:
                 object.__setattr__(self, name, _as_path("Calibration", name, getattr(self, name)))
-        _check_integer("Calibration", "tokens", self.tokens, f"for example {MAX_TOKENS}", least=2)
+        _check_integer("Calibration", "tokens", self.tokens, f"for example {CALIBRATION_TOKENS}", least=2)
+        _check_integer("Calibration", "window", self.window, f"for example {MAX_TOKENS}", least=2)
 
     @property
     def partial_statistics(self) -> Path | None:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -31,7 +31,13 @@ from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
-from tnlib_adapters.compression.source_model import CheckedSource, SourceModel, open_source, request_placement
+from tnlib_adapters.compression.source_model import (
+    CalibrationText,
+    CheckedSource,
+    SourceModel,
+    open_source,
+    request_placement,
+)
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
@@ -189,25 +195,25 @@ def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: in
 
 def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
-    from tnlib_adapters.compression.calibration import collect_calibration
     from tnlib_adapters.instrument.block_timing import time_block
     from tnlib_adapters.instrument.layer_fit import LATER, n_held_out
     from tnlib_adapters.instrument.weight_inputs import find_places
 
     checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
     by_block = replace(limits, weights=0)  # of which one is read
-    model = SourceModel(checkpoint, request.tokens, by_block, request_placement(request)).original
-    batches, held_out = model.batches(opened.calibration or ""), _count(model.batches(opened.held_out))
+    source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
+    model, text = source.original, cast(CalibrationText, opened.calibration(source))
+    batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
     names = names_of(checkpoint, request.what, with_text=True)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
     seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
-    observed = _count(sample_batches(batches, collect_calibration.TOKENS_OF_STATISTICS))
+    observed = _count(sample_batches(batches, request.tokens // 2))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
     total += observed * (n_blocks * seconds.probe + seconds.output)
     if not request.fits_model:
         return {"statistics": observed, "held-out text": held_out}, total
-    fit = sample_batches(batches, collect_calibration.TOKENS_OF_FIT)
+    fit = sample_batches(batches, request.tokens)
     in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
     in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
     in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)

@@ -31,13 +31,18 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request, check_attention, check_method, check_runs, check_uncompressed
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import rounded
 
 Call = Callable[[], Factorised]  # with all arrays it needs
 
 
 def make_plan(
-    source: SourceModel, request: Request, text: str | None, progress: Progress, workspace: Workspace | None = None
+    source: SourceModel,
+    request: Request,
+    text: TokenSequences | None,
+    progress: Progress,
+    workspace: Workspace | None = None,
 ) -> Plan:
     """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
 
@@ -73,7 +78,7 @@ def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
 
 
 def _factorise(
-    source: SourceModel, request: Request, text: str | None, progress: Progress, workspace: Workspace
+    source: SourceModel, request: Request, text: TokenSequences | None, progress: Progress, workspace: Workspace
 ) -> Factorisation:
     checkpoint = source.checkpoint
     if text is None:
@@ -82,7 +87,9 @@ def _factorise(
     if method.unit == "model":
         factorisation: Factorisation = resolve(method.factorise)(source, text, request, workspace)
         return replace(factorisation, workspace=workspace)
-    inputs = inputs_of_text(checkpoint, text, progress, what=request.what, source=source, workspace=workspace)
+    inputs = inputs_of_text(
+        checkpoint, text, progress, what=request.what, n_tokens=request.tokens // 2, source=source, workspace=workspace
+    )
     return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs, workspace=workspace)
 
 

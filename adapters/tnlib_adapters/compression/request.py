@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
+    CALIBRATION_TOKENS,
     HEAD,
     LAYOUTS,
     OTHER_COMMANDS,
@@ -102,9 +103,14 @@ class Request:
         return self.calibration is not None
 
     @property
+    def window(self) -> int:
+        """Tokens that are read of each line of the calibration text, or in each window."""
+        return MAX_TOKENS if self.calibration is None else self.calibration.window
+
+    @property
     def tokens(self) -> int:
-        """Tokens that are read of each line of the calibration text."""
-        return MAX_TOKENS if self.calibration is None else self.calibration.tokens
+        """Tokens of the calibration text that are used."""
+        return CALIBRATION_TOKENS if self.calibration is None else self.calibration.tokens
 
     @property
     def statistics(self) -> Path | None:
@@ -139,10 +145,10 @@ class Request:
         if self.calibration is not None:
             check_reads_text("compress", checkpoint)
             context = (wiring.context or math.inf) - wiring.embedding.first_position
-            if self.tokens > context and self.tokens != MAX_TOKENS:
+            if self.window > context and self.window != MAX_TOKENS:
                 raise ArgumentError(
-                    f"compress: tokens (--calibration-tokens) must be at most {context}, the context of this model, "
-                    f"got {self.tokens}; lower it."
+                    f"compress: window (--window) must be at most {context}, the context of this model, got "
+                    f"{self.window}; lower it."
                 )
         if self.layout != "narrow":
             self._check_what(wiring)
@@ -159,6 +165,8 @@ class Request:
                 f"{len(experts.experts)} experts a layer, such as {experts.experts[0].up.name!r}, are not compressed; "
                 f"{advice}."
             )
+        if self.what == "all" and wiring.is_attention_only:
+            return
         if wiring.layers[0].feed_forward is None or wiring.in_memory:
             raise ArgumentError(
                 f"compress: what must be 'attention' for a {wiring.model_type}, got {self.what!r}, because its other "

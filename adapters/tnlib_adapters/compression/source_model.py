@@ -16,14 +16,14 @@ from tnlib_adapters.compression.calibration.statistics_files import check_statis
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.text import hold_out, read_text
+from tnlib_adapters.compression.text import hold_out, read_documents
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.tensor_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.placement import Placement
-    from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.running_model import Document, RunningModel
 
 
 class SourceModel:
@@ -85,24 +85,49 @@ def request_placement(request: Request) -> Placement | None:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A checkpoint that can be compressed by a request, and the calibration text, None without one, in two parts."""
+    """A checkpoint that can be compressed by a request, and the documents of its calibration data."""
 
     checkpoint: Checkpoint
-    calibration: str | None
-    held_out: str
+    documents: Sequence[Document]
 
-    def calibration_summary(self, source: SourceModel) -> dict[str, int]:
-        """Return how the text was read by the model: see `Report.calibration`; {} without a text."""
-        if self.calibration is None:
-            return {}
+    def calibration(self, source: SourceModel) -> CalibrationText | None:
+        """Return the calibration data as the model reads them; None without any."""
+        if not self.documents:
+            return None
         model = source.original
-        summary = {
-            "tokens": model.longest,
-            "lines": len(self.calibration.splitlines()),
-            "held_out": len(self.held_out.splitlines()),
-            "batches": len(model.batches(self.calibration)),
+        sequences, held_out = hold_out(model.sequences(self.documents))
+        truncated = None if model.predicts else model.count_truncated(self.documents)
+        return CalibrationText(sequences, held_out, model.longest, truncated)
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """Sequences of token ids for calibration and evaluation.
+
+    Parameters
+    ----------
+    sequences, held_out
+        Token ids of every sequence, of which the last ones are for evaluation.
+    window
+        Tokens of the longest sequence that the model reads.
+    truncated
+        Number of lines that are longer; None for windows.
+    """
+
+    sequences: Sequence[Sequence[int]]
+    held_out: Sequence[Sequence[int]]
+    window: int
+    truncated: int | None
+
+    def summary(self, model: RunningModel) -> dict[str, int]:
+        """Return how the model reads the text: see `Report.calibration`."""
+        counts = {
+            "window": self.window,
+            "sequences": len(self.sequences),
+            "held_out": len(self.held_out),
+            "batches": len(model.batches(self.sequences)),
         }
-        return summary if model.predicts else summary | {"truncated": model.count_truncated(self.calibration)}
+        return counts if self.truncated is None else counts | {"truncated": self.truncated}
 
 
 def open_source(request: Request, source: str | os.PathLike[str], target: Path | None = None) -> CheckedSource:
@@ -114,16 +139,16 @@ def open_source(request: Request, source: str | os.PathLike[str], target: Path |
         check_statistics_file(request.statistics, target)
     if request.partial_folder is not None:
         check_run_folder(request.partial_folder, target)
-    calibration, held_out = None, ""
+    documents: list[Document] = []
     if request.calibration is not None:
-        calibration, held_out = hold_out(read_text("compress", "calibration", request.calibration.text))
+        documents = read_documents("compress", "calibration", request.calibration.text)
     checkpoint = with_vectors_in_memory(open_checkpoint(source))
     if target is not None:
         check_target("compress", target, checkpoint.folder.path, force=request.run.force)
-        if calibration is not None:  # loaded from there at the end
+        if documents:  # loaded from there at the end
             check_text_path("compress", "OUT", target)
     request.check(checkpoint)
-    return CheckedSource(checkpoint, calibration, held_out)
+    return CheckedSource(checkpoint, documents)
 
 
 def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:

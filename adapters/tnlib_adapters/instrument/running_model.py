@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tnlib import ArgumentError
 from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.layer_arguments import wire_model
@@ -41,6 +43,8 @@ _FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
 Key = TypeVar("Key")
+# a text, a conversation as messages with "role" and "content", or token ids
+Document = str | list[dict[str, str]] | npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -161,18 +165,51 @@ class RunningModel:
         positions = (self.wiring.context or math.inf) - self.wiring.embedding.first_position
         return int(min(self.max_tokens, positions))
 
-    def batches(self, text: str) -> list[Batch]:
-        """Return a text in batches: windows of the text for a language model, lines for an embedding model.
+    def sequences(self, documents: Sequence[Document]) -> list[list[int]]:
+        """Return the token ids of documents: windows of a language model, lines of an embedding model.
 
-        Texts are sorted by length and truncated at `longest` tokens.
+        A language model reads documents one after the other, with a line break between strings, and conversations
+        through the template of its tokenizer. Sequences have at most `longest` tokens; those of one token are left out.
+
+        Raises
+        ------
+        ArgumentError
+            If a token id is not in the vocabulary, or the tokenizer has no template for conversations.
         """
+        texts = [document for document in documents if isinstance(document, str)]
+        ids = [self._ids_of(document) for document in documents if not isinstance(document, str)]
         if self.predicts:
-            token_ids = self.tokenizer(text, verbose=False)["input_ids"]
-            ids = [token_ids[start : start + self.longest] for start in range(0, len(token_ids), self.longest)]
+            joined = self.tokenizer("\n".join(texts), verbose=False)["input_ids"] if texts else []
+            stream = list(chain(joined, *ids))
+            sequences = [stream[start : start + self.longest] for start in range(0, len(stream), self.longest)]
         else:
-            lines = [line for line in text.splitlines() if line.strip()]
-            ids = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
-        ids = sorted((text_ids for text_ids in ids if len(text_ids) > 1), key=len)
+            lines = [line for text in texts for line in text.splitlines() if line.strip()]
+            of_lines = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
+            sequences = [*of_lines, *(own[: self.longest] for own in ids)]
+        return [own for own in sequences if len(own) > 1]
+
+    def _ids_of(self, document: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
+        """Return the token ids of a conversation, or check those of a document."""
+        if isinstance(document, np.ndarray):
+            n_words = self.model.get_input_embeddings().weight.shape[0]
+            outside = document[(document < 0) | (document >= n_words)]
+            if len(outside):
+                raise ArgumentError(
+                    f"{self.function}: token ids must lie below {n_words:,}, the size of the vocabulary, got "
+                    f"{outside[0]}; tokenize with the tokenizer of this model."
+                )
+            return cast(list[int], document.tolist())
+        if not self.predicts or not self.tokenizer.chat_template:
+            raise ArgumentError(
+                f"{self.function}: conversations need a language model whose tokenizer has a chat template, got a "
+                f"{self.wiring.model_type} without; pass text."
+            )
+        ids = self.tokenizer.apply_chat_template(document, tokenize=True, return_dict=True)["input_ids"]
+        return cast(list[int], list(ids))
+
+    def batches(self, text: str | Sequence[Sequence[int]]) -> list[Batch]:
+        """Return the sequences of a text, or sequences of token ids, in batches; sorted by length."""
+        ids = sorted(self.sequences([text]) if isinstance(text, str) else text, key=len)
         batches, start = [], 0
         n_tokens = min(self.batch_tokens, max(_FEWEST, sum(map(len, ids)) // _BATCHES))
         for end in range(1, len(ids) + 1):
@@ -181,9 +218,10 @@ class RunningModel:
                 start = end
         return batches
 
-    def count_truncated(self, text: str) -> int:
-        """Return how many lines of a text an embedding model reads truncated at `longest` tokens."""
-        lines = [line for line in text.splitlines() if line.strip()]
+    def count_truncated(self, documents: Sequence[Document]) -> int:
+        """Return how many lines of texts an embedding model reads truncated at `longest` tokens."""
+        texts = [document for document in documents if isinstance(document, str)]
+        lines = [line for text in texts for line in text.splitlines() if line.strip()]
         return sum(len(ids) > self.longest for ids in self.tokenizer(lines, verbose=False)["input_ids"]) if lines else 0
 
     def __call__(self, batch: Batch) -> Tensor:

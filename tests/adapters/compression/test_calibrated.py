@@ -235,34 +235,33 @@ LONG = "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16\n"  # and [BOS], 
 
 
 @pytest.mark.parametrize("tokens", mostly_slow([8, 12, 16], [12]))
-def test_lines_are_truncated_at_calibration_tokens_and_the_report_counts_them(
-    folders, text, tmp_path, tokens, without_pictures
-):
+def test_lines_are_truncated_at_window_and_the_report_counts_them(folders, text, tmp_path, tokens, without_pictures):
     text.write_text(made_up_text() + LONG * 30, encoding="utf-8")
     report = tnlib_adapters.compress(
         folders["bert"],
         tmp_path / "out",
-        **by_options(keep=0.6, calibrate=text, calibration_tokens=tokens, method="matrix"),
+        **by_options(keep=0.6, calibrate=text, window=tokens, method="matrix"),
     )
-    lines = hold_out(text.read_text(encoding="utf-8"))[0].splitlines()
+    lines = hold_out(text.read_text(encoding="utf-8").splitlines())[0]
     lengths = [1 + len(line.split()) for line in lines]
-    assert report.calibration["tokens"] == tokens
-    assert report.calibration["lines"] == len(lines)
-    assert report.calibration["truncated"] == sum(n > tokens for n in lengths)
-    assert report.calibration["lines"] + report.calibration["held_out"] == 150
+    of_all = sum(1 + len(line.split()) > tokens for line in text.read_text(encoding="utf-8").splitlines())
+    assert report.calibration["window"] == tokens
+    assert report.calibration["sequences"] == len(lines)
+    assert report.calibration["truncated"] == of_all
+    assert report.calibration["sequences"] + report.calibration["held_out"] == 150
     model = open_running(folders["bert"], max_tokens=tokens)
     assert sum(batch.n_tokens for batch in model.batches("\n".join(lines))) == sum(min(n, tokens) for n in lengths)
     (said,) = [line for line in summarise(report) if line[0] == "calibration text"]
-    assert f"{report.calibration['truncated']} of them truncated at {tokens} tokens" in said[2]
+    assert f"{report.calibration['truncated']} of all truncated at {tokens} tokens" in said[2]
 
 
-def test_a_language_model_reads_windows_of_calibration_tokens(folders, text, tmp_path, without_pictures):
+def test_a_language_model_reads_windows_of_window(folders, text, tmp_path, without_pictures):
     report = tnlib_adapters.compress(
-        folders["gpt2_lm"], tmp_path / "out", **by_options(keep=0.6, calibrate=text, calibration_tokens=8)
+        folders["gpt2_lm"], tmp_path / "out", **by_options(keep=0.6, calibrate=text, window=8)
     )
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
-    assert "in windows of 8 tokens" in lines["calibration text"]
+    assert "windows of 8 tokens" in lines["calibration text"]
 
 
 @pytest.mark.parametrize("budget", [{"keep": 0.6}, {"bits": 4}], ids=["calibrated", "quantized"])
@@ -270,19 +269,17 @@ def test_a_text_of_one_batch_or_without_held_out_lines_is_named_in_the_report(
     budget, folders, text, tmp_path, without_pictures, monkeypatch
 ):
     few_steps(monkeypatch, 4)
-    text.write_text(made_up_text(9), encoding="utf-8")
+    text.write_text("\n".join(made_up_text(2).splitlines()[:1] * 2), encoding="utf-8")
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", **by_options(calibrate=text, **budget))
     assert report.measured is None or not report.calibration["held_out"]
     lines = {name: after for name, _, after in summarise(report)}
-    assert "pass a text of at least 10 lines" in lines["not measured on held-out text"]
+    assert "pass a text of at least 3 lines" in lines["not measured on held-out text"]
     assert "pass at least 2,000 tokens" in lines["fit not validated"]
 
 
 def test_more_tokens_than_the_context_are_refused(folders, text, tmp_path):
-    with pytest.raises(ArgumentError, match=r"tokens \(--calibration-tokens\) must be at most 16, the context"):
-        tnlib_adapters.compress(
-            folders["bert"], tmp_path / "out", **by_options(keep=0.5, calibrate=text, calibration_tokens=17)
-        )
+    with pytest.raises(ArgumentError, match=r"window \(--window\) must be at most 16, the context"):
+        tnlib_adapters.compress(folders["bert"], tmp_path / "out", **by_options(keep=0.5, calibrate=text, window=17))
 
 
 def broken(folder: Path, where: Path) -> Path:
@@ -318,11 +315,8 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
 
 
 def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Path, tmp_path: Path) -> None:
-    short, one_token_held_out = tmp_path / "short", tmp_path / "one_token_held_out"
+    short = tmp_path / "short"
     short.write_text("w1\n" * 10)
-    lines = text.read_text(encoding="utf-8").splitlines()[:19]
-    held_out = hold_out("\n".join(lines))[1]
-    one_token_held_out.write_text("\n".join("x" if line == held_out else line for line in lines))
     damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
     (damaged / "tokenizer.json").write_text("{}")
     call = functools.partial(
@@ -332,13 +326,11 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
         call(damaged, calibration=text)
     with refused(ArgumentError, "compress: the calibration text must have at least", "too few"):
         call(folders["gpt2_lm"], calibration=short)
-    with refused(ArgumentError, "compress: text must have at least one line of two tokens"):
-        call(tnlib_adapters.builtin_path("llama"), calibration=one_token_held_out)
     with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
         evaluate(damaged, damaged, text)
     (damaged / "tokenizer.json").write_text("{")
     with refused(FileFormatError, f"inspect: {damaged / 'tokenizer.json'} must be JSON"):
-        tnlib_adapters.inspect(damaged, tmp_path / "out", text=lines[0])
+        tnlib_adapters.inspect(damaged, tmp_path / "out", text=made_up_text(1))
 
 
 def test_models_that_do_not_belong_together_are_not_compared(folders, text):

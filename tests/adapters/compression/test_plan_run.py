@@ -38,7 +38,7 @@ CALIBRATED = Request.of(Budget(keep=0.5), calibration=TEXT)
         {"keep": 0.5, "calibrate": "missing.txt"},
         {"keep": 0.5, "calibrate": __file__},
         {"keep": 0.5, "spill": "folder"},
-        {"keep": 0.5, "calibration_tokens": 64},
+        {"keep": 0.5, "window": 64},
     ],
     ids=str,
 )

@@ -29,7 +29,6 @@ from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
-from tnlib_adapters.compression.text import read_text
 
 from tnlib import ArgumentError
 
@@ -71,10 +70,11 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         )
         for method in ("matrix", "heads")
     },
-    "calibration_tokens": (
-        {"keep": 0.5, "calibrate": TEXT, "calibration_tokens": 1},
-        ("at least 2, got 1",),
-    ),
+    **{
+        name: ({"keep": 0.5, "calibrate": TEXT, name: 1}, (f"{attribute} must be at least 2, got 1",))
+        for name, attribute in (("calibration_tokens", "tokens"), ("window", "window"))
+    },
+    "window alone": ({"keep": 0.5, "window": 64}, ("--window must come with",)),
     "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("--calibration-tokens must come with",)),
     "statistics of a plain method": (
         {"keep": 0.5, "calibrate": TEXT, "statistics": SEEN, "method": "matrix"},
@@ -101,8 +101,9 @@ def test_every_method_but_one_foretells(method: str) -> None:
 
 
 def test_models_that_cannot_do_it(tmp_path: Path) -> None:
-    with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only", "'all'"):
-        Request.of(Budget(keep=0.5)).check(open_checkpoint(builtin_path()))
+    with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only", "'mlp'"):
+        Request.of(Budget(keep=0.5), what="mlp").check(open_checkpoint(builtin_path()))
+    Request.of(Budget(keep=0.5)).check(open_checkpoint(builtin_path()))
     prime = open_checkpoint(random_folder(tmp_path / "prime", d=13, n_heads=1))
     with refused(ArgumentError, "method 'ttm' cannot run", "13 is prime"):
         Request.of(Budget(keep=0.5), what="attention", method="ttm").check(prime)
@@ -116,25 +117,6 @@ def test_a_text_needs_a_tokenizer(method: str, tmp_path: Path) -> None:
         size = {"bits": 4} if BY_TEXT[method].in_bits else {"keep": 0.5}
         compress(builtin_path(), tmp_path / "out", **by_options(method=method, calibrate=tmp_path / "text.txt", **size))
     assert not (tmp_path / "out").exists()
-
-
-def test_json_lines_are_the_text_that_they_hold(tmp_path: Path) -> None:
-    documents = ["one line", "two\nlines", "with \u2028 and \u00e9"]
-    file = tmp_path / "text.jsonl"
-    file.write_text("\n".join(json.dumps({"id": 3, "text": one}) for one in documents) + "\n\n")
-    assert read_text("compress", "calibration", file) == "\n".join(documents)
-    file.write_text("\n".join(json.dumps({"text": one}, ensure_ascii=False) for one in documents), encoding="utf-8")
-    assert read_text("compress", "calibration", file) == "\n".join(documents)
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "3", '{"words": "a"}', '{"text": 3}', '["text"]', "[" * 10**5, '{"text": "\\ud800"}']
-)
-def test_other_json_lines_are_refused_by_their_number(line: str, tmp_path: Path) -> None:
-    file = tmp_path / "text.jsonl"
-    file.write_text('{"text": "words"}\n\n' + line)
-    with refused(ArgumentError, "compress: calibration must have an object with a string", "in line 3 of", str(file)):
-        read_text("compress", "calibration", file)
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")

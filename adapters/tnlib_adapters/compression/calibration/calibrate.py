@@ -31,6 +31,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Products
 
@@ -80,7 +81,7 @@ def _of_matrix(wiring: Wiring, name: str, weight: Array, statistics: Statistics,
 
 
 def factorise_calibrated(
-    source: SourceModel, text: str, request: Request, workspace: Workspace | None = None
+    source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by the statistics of a text; the chosen factors are fitted on it.
 
@@ -89,7 +90,7 @@ def factorise_calibrated(
     source
         The checkpoint, not compressed, and its running model.
     text
-        Calibration text.
+        Token ids of the calibration text.
     request
         Compressed part, statistics file, folder of an interrupted run, effort and progress; there is no fit with
         effort "low".
@@ -107,7 +108,7 @@ def factorise_calibrated(
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, folder)
+        streams = streams_of_fit(model, batches, folder, request)
         n_steps = steps_of_model(model, streams, request.effort)
         return fit_factors(model, parts, options, streams, n_steps, progress=request.run.progress)
 

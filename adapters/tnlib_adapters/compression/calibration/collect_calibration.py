@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
-# Moments converge with few tokens; the fit has as many unknowns as a layer.
-TOKENS_OF_STATISTICS = 32_768
-TOKENS_OF_FIT = 65_536
-
 # checkpoint and group -> its factorised modules; without its arrays the checkpoint tells what is stored how
 PartsOf = Callable[[Checkpoint, WeightGroup], Mapping[str, Factorised]]
 
@@ -62,10 +58,10 @@ def collect_calibration(
     """
     what, folder, workspace = request.what, folder or RunFolder(), workspace or Workspace()
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
-    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, TOKENS_OF_STATISTICS)
+    weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, request.tokens // 2)
     model = weights.folded(model)
     places = weights.places(model)
-    streams = streams_of_fit(model, batches, folder)
+    streams = streams_of_fit(model, batches, folder, request)
     origin = origin_of(checkpoint, sample, places, model.longest)
     files = StatisticsFiles(folder.path, origin, request.statistics)
     files.is_complete()  # raises if it is of another model
@@ -98,8 +94,8 @@ def collect_calibration(
     return {module: parts[module] for module in weights.modules}
 
 
-def streams_of_fit(model: RunningModel, batches: Sequence[Batch], folder: RunFolder) -> Streams:
+def streams_of_fit(model: RunningModel, batches: Sequence[Batch], folder: RunFolder, request: Request) -> Streams:
     """Return the streams of the batches of the fit, of which those of the statistics are the first."""
     from tnlib_adapters.instrument.block_passes import Streams
 
-    return Streams(folder.path, sample_batches(batches, TOKENS_OF_FIT), model.sizes.d_model, model.dtype)
+    return Streams(folder.path, sample_batches(batches, request.tokens), model.sizes.d_model, model.dtype)

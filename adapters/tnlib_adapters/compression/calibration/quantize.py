@@ -30,6 +30,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections
 
@@ -44,7 +45,7 @@ _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 
 
 def factorise_quantized(
-    source: SourceModel, text: str, request: Request, workspace: Workspace | None = None
+    source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Round the weights of a request by the statistics of a text; costs are bits, and the chosen weights are fitted.
 
@@ -56,7 +57,7 @@ def factorise_quantized(
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, folder)
+        streams = streams_of_fit(model, batches, folder, request)
         n_steps = steps_of_model(model, streams, request.effort, in_bits=True)
         return fit_rounded(model, parts, options, streams, n_steps, progress=request.run.progress)
 

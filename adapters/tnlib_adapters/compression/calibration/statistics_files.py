@@ -37,7 +37,7 @@ def origin_of(checkpoint: Checkpoint, batches: Sequence[Batch], places: Places, 
                 model.update(block)
     keys = hashlib.sha256("\n".join(sorted(places)).encode())
     digests = {"model": model.hexdigest(), "text": digest_of_tokens(batches), "weights": keys.hexdigest()}
-    return digests | {"tokens": str(longest)}
+    return digests | {"window": str(longest)}
 
 
 def digest_of_tokens(batches: Sequence[Batch]) -> str:
@@ -165,7 +165,7 @@ def _check(file: Path, origin: Mapping[str, str]) -> None:
     stored = _header(file)
     for part, description in (
         ("model", "another model"),
-        ("tokens", f"--calibration-tokens {stored.get('tokens')}, this being {origin['tokens']},"),
+        ("window", f"--window {stored.get('window')}, this being {origin['window']},"),
         ("text", "another text"),
         ("weights", "another value of what"),
     ):

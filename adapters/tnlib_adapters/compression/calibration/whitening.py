@@ -21,7 +21,6 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS
 from tnlib_adapters.compression.calibration.statistics import collect
 from tnlib_adapters.compression.methods.components import (
     Inputs,
@@ -35,9 +34,10 @@ from tnlib_adapters.compression.methods.factorise import FactorisedMatrix, PerWe
 from tnlib_adapters.compression.methods.other_matrices import names_of, widest_component
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
+from tnlib_adapters.compression.options import CALIBRATION_TOKENS
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes, stack
 
@@ -170,17 +170,18 @@ def factorise_tied_on(method: Method, weight: Array, counts: Array, moments: Arr
 
 def inputs_of_text(
     checkpoint: Checkpoint,
-    text: str,
+    text: str | TokenSequences,
     progress: Progress = quiet,
     *,
     what: str = "attention",
+    n_tokens: int = CALIBRATION_TOKENS // 2,
     source: SourceModel | None = None,
     workspace: Workspace | None = None,
 ) -> Mapping[str, Array]:
     """Return the weighted input moments of all weights of `what` on a text, by their keys.
 
-    `source` is the running model of `checkpoint`; None loads it. `workspace` has the memory and the temporary files of
-    the moments; None for the default memory, without files.
+    At most `n_tokens` are read. `source` is the running model of `checkpoint`; None loads it. `workspace` has the
+    memory and the temporary files of the moments; None for the default memory, without files.
 
     Raises
     ------
@@ -193,6 +194,6 @@ def inputs_of_text(
     batches = model.batches(text)
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     names = names_of(checkpoint, what, with_text=True)
-    sample = sample_batches(batches, TOKENS_OF_STATISTICS)
+    sample = sample_batches(batches, n_tokens)
     places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(what)))
     return collect(model, places, sample, progress, workspace=workspace).reads

@@ -21,7 +21,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import read_text
+from tnlib_adapters.compression.text import TokenSequences, read_documents
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss
 
@@ -111,8 +111,8 @@ def evaluate(
         Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
         widths of heads and of feed-forward layers.
     text
-        File in UTF-8. Embedding models read each line, truncated at 256 tokens; language models read windows of 256
-        tokens.
+        Text file, or other data, see `Calibration`. Embedding models read each line, truncated at 256 tokens; language
+        models read windows of 256 tokens.
     device, dtype
         Where both models run, as torch names it, and the dtype of their weights: "float32", "bfloat16" or "float16".
     progress
@@ -127,7 +127,7 @@ def evaluate(
     from tnlib_adapters.instrument.running_model import open_running
 
     placement = placement_of("evaluate", device, dtype)
-    words = read_text("evaluate", "text", text)
+    documents = read_documents("evaluate", "text", text)
     checkpoints = [open_checkpoint(before), open_checkpoint(after)]
     for checkpoint in checkpoints:
         check_reads_text("evaluate", checkpoint, text_required=True)
@@ -139,8 +139,9 @@ def evaluate(
             "swap IN and OUT."
         )
     before_running, after_running = (open_running(checkpoint, placement=placement) for checkpoint in checkpoints)
-    evaluation = evaluate_running(before_running, after_running, words, progress)
-    speeds = tokens_per_second((before_running, after_running), before_running.batches(words))
+    sequences = before_running.sequences(documents)
+    evaluation = evaluate_running(before_running, after_running, sequences, progress)
+    speeds = tokens_per_second((before_running, after_running), before_running.batches(sequences))
     return replace(
         evaluation,
         cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
@@ -148,7 +149,9 @@ def evaluate(
     )
 
 
-def evaluate_running(before: RunningModel, after: RunningModel, text: str, progress: Progress = quiet) -> Evaluation:
+def evaluate_running(
+    before: RunningModel, after: RunningModel, text: str | TokenSequences, progress: Progress = quiet
+) -> Evaluation:
     """Compare two running models on a text."""
     return Reference(before, text).compare(after, progress)
 
@@ -161,7 +164,7 @@ class Reference:
     model
         The original.
     text
-        Text of at least one line of two tokens.
+        Text of at least one line of two tokens, or sequences of token ids.
 
     Raises
     ------
@@ -169,7 +172,7 @@ class Reference:
         If the text is too short.
     """
 
-    def __init__(self, model: RunningModel, text: str) -> None:
+    def __init__(self, model: RunningModel, text: str | TokenSequences) -> None:
         self._model, self._batches = model, model.batches(text)
         self._outputs: Outputs | None = None
         if not self._batches:
@@ -294,7 +297,9 @@ class OnText:
         return values
 
 
-def measure_on_text(source: SourceModel, after: Checkpoint, what: str, text: str, progress: Progress) -> OnText:
+def measure_on_text(
+    source: SourceModel, after: Checkpoint, what: str, text: TokenSequences, progress: Progress
+) -> OnText:
     """Evaluate the compressed checkpoint, and the source with the compressed part in plain int8, against the source."""
     reference = Reference(source.original, text)
 

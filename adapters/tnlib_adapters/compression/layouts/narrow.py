@@ -26,7 +26,8 @@ from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report.report import HeadReport, LayerReport
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, cache_bytes, count_matrix, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, check_finite
+from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import encode_in_range, lazy_entry, write_replaced
 from tnlib_adapters.factors.projections import Products, put_together
 
@@ -70,13 +71,12 @@ class NarrowModel:
         sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
         self._narrow = self._with_config(sizes)  # with its own scale of the scores; the tensors are the original ones
         self._sizes = sizes | ({NEURONS: widths.neurons} if neurons else {})
-        self._layers = NarrowedLayers(checkpoint, widths, workspace, request.effort)
+        self._layers = NarrowedLayers(checkpoint, widths, workspace, request)
         self._tensors = StoredArrays(workspace)
 
-    def fit(self, source: SourceModel, text: str | None, progress: Progress) -> None:
+    def fit(self, source: SourceModel, text: TokenSequences | None, progress: Progress) -> None:
         """Choose what the layers keep, and fit their weights on the text."""
-        check_finite(list(self._checkpoint.folder.tensors.values()), progress)
-        for k, products in enumerate(self._layers.fitted(source, text or "", progress)):
+        for k, products in enumerate(self._layers.fitted(source, text or (), progress)):
             self._tensors.add(self._tensors_of(k, products))
 
     def write(self, out: Path) -> Iterator[tuple[str, int, int]]:
@@ -86,10 +86,13 @@ class NarrowModel:
         config = {**self._checkpoint.config, **self._sizes, **self._rope()}
         return write_replaced(self._checkpoint, entries, config, out)
 
-    def measures(self, after: Checkpoint, source: SourceModel, held_out: str, progress: Progress) -> dict[str, Any]:
+    def measures(
+        self, after: Checkpoint, source: SourceModel, held_out: TokenSequences, progress: Progress
+    ) -> dict[str, Any]:
         """Return the fields of the report that are measured on the written model, the error on the held-out text."""
         before, what = self._checkpoint, self.what
-        evaluation = Reference(source.original, held_out).compare(source.open(after), progress)
+        evaluation = Reference(source.original, held_out).compare(source.open(after), progress) if held_out else None
+        measures = {} if evaluation is None else evaluation.measures()
         layers, heads = self._compare(after)
         names = names_of(before, what)
         (bytes_before, n_other), (bytes_after, _) = (stored_bytes(own, what, names) for own in (before, after))
@@ -104,10 +107,10 @@ class NarrowModel:
             "bytes_after": bytes_after,
             "layers": layers,
             "heads": heads,
-            "quality": {f"{name}, on held-out text": value for name, value in evaluation.measures().items()},
+            "quality": {f"{name}, on held-out text": value for name, value in measures.items()},
             "what": what,
             "measure": measure_of_text(before),
-            "measured": evaluation.error,
+            "measured": None if evaluation is None else evaluation.error,
             "cache_bytes": {"before": cache_bytes(before), "after": cache_bytes(after)},
         }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import TOKENS_OF_STATISTICS, streams_of_fit
+from tnlib_adapters.compression.calibration.collect_calibration import streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import RunFolder
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
@@ -28,8 +28,9 @@ from tnlib_adapters.compression.methods.calibrated import with_bias_row
 from tnlib_adapters.compression.methods.other_matrices import read_weight
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
 from tnlib_adapters.factors.projections import NAMES, Products, Projections
 
 
@@ -62,8 +63,8 @@ class NarrowedLayers:
         Of the narrow layers.
     workspace
         Memory and temporary files of the weights.
-    effort
-        A key of `PASSES`.
+    request
+        Effort, and tokens of the text.
 
     Attributes
     ----------
@@ -71,30 +72,30 @@ class NarrowedLayers:
         Rotary planes of all layers and heads; None for all columns of queries and keys.
     """
 
-    def __init__(self, checkpoint: Checkpoint, widths: Widths, workspace: Workspace, effort: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, widths: Widths, workspace: Workspace, request: Request) -> None:
         self._checkpoint, self._widths, self._before = checkpoint, widths, widths_of(checkpoint)
         self._heads_narrow, self._fewer = widths.head < self._before.head, widths.neurons != self._before.neurons
-        self._arrays, self._effort = StoredArrays(workspace), effort
+        self._arrays, self._request = StoredArrays(workspace), request
         self._plane_losses = np.zeros(checkpoint.sizes.d_head // 2)  # without a rotary plane of all layers and heads
         self.planes: RotaryPlanes | None = None
 
-    def fitted(self, source: SourceModel, text: str, progress: Progress) -> Iterator[Products]:
+    def fitted(self, source: SourceModel, text: TokenSequences, progress: Progress) -> Iterator[Products]:
         """Choose what the layers keep from the statistics of a text, and yield their weights, fitted on it."""
         from tnlib_adapters.instrument.narrowed_fit import fit_narrowed
         from tnlib_adapters.instrument.weight_inputs import find_places
 
-        model, wired = source.original, self._checkpoint.wiring.layers
+        model, wired, request = source.original, self._checkpoint.wiring.layers, self._request
         batches, folder = model.batches(text), RunFolder()  # the folder of the streams, until the end
         widest = max(self._before.neurons or 0 if self._fewer else 0, self._checkpoint.sizes.d_value)
         check_tokens("compress", batches, widest)  # second moments of so many inputs are inverted
-        streams, sample = streams_of_fit(model, batches, folder), sample_batches(batches, TOKENS_OF_STATISTICS)
+        streams, sample = streams_of_fit(model, batches, folder, request), sample_batches(batches, request.tokens // 2)
         down = [layer.feed_forward.down.name for layer in wired if layer.feed_forward and self._fewer]
         used = {*down, *(f"{k}.{name}" for k in range(len(wired)) for name in ("oq" if self._heads_narrow else "o"))}
         places = {key: place for key, place in find_places(model, down).items() if key in used}
         collect(model, places, sample, progress, streams=streams, save=self._choose)
         if self._heads_narrow:
             self.planes = choose_planes(self._plane_losses, self._widths.head // 2)
-        n_steps = steps_of_model(model, streams, self._effort)
+        n_steps = steps_of_model(model, streams, request.effort)
         yield from fit_narrowed(model, streams, self._start, n_steps=n_steps, progress=progress)
 
     def _choose(self, k: int, statistics: Statistics) -> None:

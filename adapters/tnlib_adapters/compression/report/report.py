@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.text import FEWEST_SEQUENCES
 from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
@@ -117,8 +118,8 @@ class Report:
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
     curve: dict[str, list[float]] = field(default_factory=dict)  # every size of this method: "kept", or "bits" per
     # number, and "predicted"
-    calibration: dict[str, int] = field(default_factory=dict)  # "tokens" of a line or window, number of "lines", of
-    # "truncated" ones (not for windows), of lines "held_out", and of "batches"; empty without a text
+    calibration: dict[str, int] = field(default_factory=dict)  # "window", the tokens of a sequence, number of
+    # "sequences", of "truncated" ones (not for windows), of those "held_out", and of "batches"; empty without a text
     cache_bytes: dict[str, int] = field(default_factory=dict)  # of keys and values per token, "before" and "after", of
     # layout "narrow"
     load: str = ""  # Python code that loads OUT, with its path as `folder`
@@ -260,12 +261,14 @@ def _text(report: Report) -> list[Line]:
     if not report.calibration:
         return []
     text = report.calibration
-    windows = f"in windows of {text['tokens']:,} tokens"
-    truncated = f"{text.get('truncated', 0):,} of them truncated at {text['tokens']:,} tokens"
-    how = truncated if "truncated" in text else windows
-    lines = [("calibration text", "", f"{text['lines']:,} lines, {how}; {text['held_out']:,} more held out")]
+    how = f"windows of {text['window']:,} tokens"
+    if "truncated" in text:
+        how = f"lines, {text['truncated']:,} of all truncated at {text['window']:,} tokens"
+    lines = [("calibration text", "", f"{text['sequences']:,} {how}; {text['held_out']:,} more held out")]
     if text["held_out"] == 0:
-        lines.append(("not measured on held-out text", "", "pass a text of at least 10 lines"))
+        lines.append(
+            ("not measured on held-out text", "", f"pass a text of at least {FEWEST_SEQUENCES} {how.split()[0]}")
+        )
     if text["batches"] == 1 and TABLE[report.method].unit == "model":  # the fit has no other batch to be chosen on
         lines.append(("fit not validated", "", "the text fills one batch; pass at least 2,000 tokens"))
     return lines
