@@ -46,17 +46,18 @@ def compressed(source: str, text: str, out: str, n_workers: str) -> None:
     """Compress, and print the seconds of every stage; the process does nothing else."""
     import tnlib_adapters
     from tnlib_adapters.compression.calibration import fit_by_block
+    from tnlib_adapters.compression.executor import open_executor
 
     fit_by_block.ROUNDED_STEPS = 1
     stages, started = Stages(), time.perf_counter()
-    tnlib_adapters.compress(
-        source,
-        out,
-        tnlib_adapters.Budget(bits=3),
-        calibration=text,
-        what="all",
-        run=tnlib_adapters.Run(workers=int(n_workers) or None, progress=stages),
-    )
+    with open_executor(workers=int(n_workers) or None) as executor:
+        tnlib_adapters.compress(
+            source,
+            out,
+            tnlib_adapters.Budget(bits=3),
+            calibration=text,
+            run=tnlib_adapters.Run(executor=executor, progress=stages),
+        )
     print(json.dumps(stages.seconds | {TOTAL: time.perf_counter() - started}))
 
 

@@ -7,6 +7,7 @@ Exit statuses: 0 success; 1 the reader of a pipe has gone; 2 wrong arguments or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,13 @@ def compress(source: str, out: Path, **options: Any) -> None:
     """
     with command() as progress:
         from tnlib_adapters.compression.compress import compress as run
+        from tnlib_adapters.compression.executor import open_executor
 
-        report = run(_folder(source), out, **arguments_of(**options, progress=progress))
+        of_executor = {name: options.pop(name) for name in ("cluster", "workers")}
+        arguments = arguments_of(**options, progress=progress)
+        with open_executor(**of_executor) as executor:
+            arguments["run"] = replace(arguments["run"], executor=executor)
+            report = run(_folder(source), out, **arguments)
     from tnlib_adapters.compression.terminal import show_report
 
     show_report(report, out)

@@ -105,8 +105,8 @@ _COMPRESSION = (
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
-                  help="Passes over the text in which every block is fitted to the original: low, none; default, two; "
-                  "high, 200 steps for rounded weights and 400 for factors."),
+                  help="Passes over the text in which every block is fitted to the original: low, none; default, two "
+                  "for rounded weights and four for factors; high, 200 and 400 steps."),
     click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,

@@ -14,7 +14,7 @@ from tnlib_adapters.compression.calibration.resumed_run import remove_run_folder
 from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
-from tnlib_adapters.compression.executor import open_workers
+from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.layouts.narrow import NarrowModel
 from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -82,10 +82,10 @@ def compress(
         calibration data; `keep` is the fraction of attention and feed-forward layers. Of the other options only
         `tokens` of the calibration, `effort`, `device` and `dtype` apply.
     effort
-        Passes over the text in which every block is fitted to the original: "low", none; "default", two; "high", 200
-        steps for rounded weights and 400 for factors.
+        Passes over the text in which every block is fitted to the original: "low", none; "default", two for rounded
+        weights and four for factors; "high", 200 and 400 steps.
     run
-        Device, memory, workers, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
+        Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
 
     Returns
     -------
@@ -161,11 +161,9 @@ class _FactoredModel:
         self._checkpoint, self._request, self._workspace = checkpoint, request, workspace
 
     def fit(self, source: SourceModel, text: TokenSequences | None, progress: Progress) -> None:
-        """Make the plan of the request, by its workers if it names any."""
-        request = self._request
-        with open_workers(request.run.cluster, request.run.workers) as workers:
-            self._workspace.workers = workers
-            self._plan = make_plan(source, request, text, progress, self._workspace)
+        """Make the plan of the request."""
+        self._workspace.workers = Workers.of(self._request.run.executor)
+        self._plan = make_plan(source, self._request, text, progress, self._workspace)
 
     def write(self, out: Path) -> Iterator[tuple[str, int, int]]:
         """Write the checkpoint into the empty folder `out`; yields (stage, done, total)."""

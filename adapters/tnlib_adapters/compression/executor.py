@@ -1,4 +1,4 @@
-"""Executors: calls run in this process, in several processes of this machine, or by the workers of a Dask cluster.
+"""Calls by any executor: in this process, in a pool of processes, or by the workers of a Dask cluster.
 
 A call holds all arrays it needs. Results are used in the order of the calls, so that nothing depends on the executor.
 """
@@ -64,28 +64,57 @@ class Workers:
         with _loss_in_one_sentence():
             return future.result()
 
+    @classmethod
+    def of(cls, executor: Executor | None) -> Workers:
+        """Return the workers of an executor, with two calls for each; those of this process for None."""
+        if executor is None:
+            return SERIAL
+        client = getattr(executor, "_client", None)  # of dask
+        count = getattr(executor, "_max_workers", os.cpu_count()) if client is None else sum(client.nthreads().values())
+        return cls(executor, 2 * (count or 1))
+
 
 SERIAL = Workers(_InThisProcess(), 1)
 
 
 @contextmanager
-def open_workers(cluster: str | None, n_workers: int | None) -> Iterator[Workers]:
-    """Yield the workers of the Dask scheduler at an address, or so many new processes; without both, this process."""
+def open_executor(cluster: str | None = None, workers: int | None = None) -> Iterator[Executor | None]:
+    """Yield the executor of the Dask scheduler at an address, or of so many new processes; None without both.
+
+    Parameters
+    ----------
+    cluster
+        Address, such as "tcp://10.0.0.1:8786". The workers of the scheduler need tnlib and dask, and no files.
+    workers
+        Number of processes of this machine, of one thread each. A script needs ``if __name__ == "__main__":``, because
+        the processes import it.
+
+    Raises
+    ------
+    ArgumentError
+        If both are given, `workers` is below 1, or the scheduler does not answer.
+    """
+    if cluster is not None and workers is not None:
+        raise ArgumentError(
+            f"compress: workers and cluster exclude each other, got {workers} and {cluster!r}; pass one of them."
+        )
+    if workers is not None and workers < 1:
+        raise ArgumentError(f"compress: workers must be at least 1, got {workers}; pass for example 2.")
     if cluster is not None:
         with _dask_client(cluster) as client:
-            yield Workers(client.get_executor(), 2 * sum(client.nthreads().values()))
-    elif n_workers is not None:
+            yield client.get_executor()
+    elif workers is not None:
         spawned = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(n_workers, mp_context=spawned, initializer=_use_one_thread) as pool:
+        with ProcessPoolExecutor(workers, mp_context=spawned, initializer=_use_one_thread) as pool:
             try:
-                yield Workers(pool, 2 * n_workers)
+                yield pool
             except ClusterError:
                 # The pool ends its other processes, but not one that was being started: it would wait for it forever.
                 for process in list((pool._processes or {}).values()):
                     process.kill()
                 raise
     else:
-        yield SERIAL
+        yield None
 
 
 def _use_one_thread() -> None:

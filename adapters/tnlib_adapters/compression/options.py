@@ -9,6 +9,7 @@ import math
 import numbers
 import os
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Run:
-    """Device, memory, workers and progress. The result does not depend on `workers`, `cluster` and `folder`.
+    """Device, memory, executor and progress. The result does not depend on `executor` and `folder`.
 
     Parameters
     ----------
@@ -176,12 +177,9 @@ class Run:
         Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics. It
         is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
         None: beside the file of statistics, or a temporary folder, from which nothing is resumed.
-    workers
-        Number of processes of this machine, of one thread each, that decompose and round the weights. A script that
-        calls `compress` so needs ``if __name__ == "__main__":``, because the processes import it.
-    cluster
-        Address of a Dask scheduler, such as "tcp://10.0.0.1:8786", whose workers do the same. They need tnlib and dask,
-        and no files.
+    executor
+        Executor (`concurrent.futures.Executor`) that decomposes and rounds the weights, such as a ProcessPoolExecutor,
+        ``dask.distributed.Client(address).get_executor()`` or an MPIPoolExecutor of mpi4py. None for this process.
     progress
         Called with (stage, done, total).
     force
@@ -190,15 +188,14 @@ class Run:
     Raises
     ------
     ArgumentError
-        If a value is outside its range, or `workers` and `cluster` are both given.
+        If a value is outside its range.
     """
 
     device: str = "cpu"
     dtype: str = "float32"
     memory: int | None = None
     folder: str | os.PathLike[str] | None = None
-    workers: int | None = None
-    cluster: str | None = None
+    executor: Executor | None = None
     progress: Progress = quiet
     force: bool = False
 
@@ -207,17 +204,10 @@ class Run:
             _check_integer("Run", "memory", self.memory, f"the bytes, for example {4 * 10**9} (--max-memory 4G)")
         if self.folder is not None:
             object.__setattr__(self, "folder", _as_path("Run", "folder", self.folder))
-        if self.workers is not None and self.cluster is not None:
-            raise ArgumentError(
-                f"Run: workers and cluster exclude each other, got {self.workers} and {self.cluster!r}; pass one of "
-                "them."
-            )
-        if self.workers is not None:
-            _check_integer("Run", "workers", self.workers, "the number of processes, for example 2")
-        if self.cluster is not None and not isinstance(self.cluster, str):
+        if self.executor is not None and not isinstance(self.executor, Executor):
             raise ArgumentTypeError(
-                f"Run: cluster must be the address of a Dask scheduler, got {self.cluster!r}; pass for example "
-                "'tcp://10.0.0.1:8786'."
+                f"Run: executor must be a concurrent.futures.Executor, got {self.executor!r}; pass for example "
+                "ProcessPoolExecutor(2)."
             )
 
 

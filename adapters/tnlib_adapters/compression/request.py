@@ -202,7 +202,7 @@ class Request:
     def _left_out_of_narrow(self) -> Iterator[tuple[str, Any]]:
         """Yield names and values of the options that layout "narrow" does not have, and that are not the defaults."""
         of_budget = {name: getattr(self.budget, name) for name in ("bits", "flops", "max_error")}
-        of_run = {name: getattr(self.run, name) for name in ("memory", "folder", "workers", "cluster")}
+        of_run = {name: getattr(self.run, name) for name in ("memory", "folder", "executor")}
         for name, value in {**of_budget, **of_run, "statistics": self.statistics}.items():
             if value is not None:
                 yield name, value

@@ -29,9 +29,9 @@ distributed = pytest.importorskip("distributed")
 from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.executor import SERIAL, Workers, open_workers  # noqa: E402
+from tnlib_adapters.compression.executor import SERIAL, Workers, open_executor  # noqa: E402
 
-from tnlib import ArgumentError, ArgumentTypeError, ClusterError  # noqa: E402
+from tnlib import ArgumentTypeError, ClusterError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
 
@@ -84,7 +84,8 @@ def _after(seconds: float, value: int) -> int:
 @pytest.mark.parametrize("method", mostly_slow(["heads", "tucker"], ["tucker"]))
 def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path) -> None:
     compress(LLAMA, tmp_path / "one", Budget(keep=0.5), method=method, what="attention")
-    compress(LLAMA, tmp_path / "two", Budget(keep=0.5), method=method, what="attention", run=Run(workers=2))
+    with open_executor(workers=2) as pool:
+        compress(LLAMA, tmp_path / "two", Budget(keep=0.5), method=method, what="attention", run=Run(executor=pool))
     assert_same_bits(tmp_path / "one", tmp_path / "two")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
@@ -98,7 +99,8 @@ def test_methods_on_a_text_have_the_bits_of_one_process(
 ) -> None:
     compress(LLAMA, tmp_path / "one", **by_options(calibrate=text, **options))
     for name, workers in (("pool", {"workers": 2}), ("dask", {"cluster": cluster.scheduler_address})):
-        compress(LLAMA, tmp_path / name, **by_options(calibrate=text, **options, **workers))
+        with open_executor(**workers) as executor:
+            compress(LLAMA, tmp_path / name, **by_options(calibrate=text, executor=executor, **options))
         assert_same_bits(tmp_path / "one", tmp_path / name)
 
 
@@ -107,7 +109,8 @@ def test_statistics_of_one_process_are_used_by_workers(text: Path, tmp_path: Pat
     options: dict[str, Any] = {"calibrate": text, "statistics": tmp_path / "statistics"}
     compress(LLAMA, tmp_path / "first", **by_options(keep=0.5, **options))
     compress(LLAMA, tmp_path / "one", **by_options(keep=0.7, **options))
-    compress(LLAMA, tmp_path / "two", **by_options(keep=0.7, workers=2, **options))
+    with open_executor(workers=2) as pool:
+        compress(LLAMA, tmp_path / "two", **by_options(keep=0.7, executor=pool, **options))
     assert_same_bits(tmp_path / "one", tmp_path / "two")
 
 
@@ -119,16 +122,20 @@ def test_dask_repeats_the_calls_of_a_killed_worker(cluster: Any, text: Path, tmp
         if stage == "collecting statistics" and done == 1:
             os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL)
 
-    options = {"bits": 3, "calibrate": text, "cluster": cluster.scheduler_address}
-    compress(LLAMA, tmp_path / "whole", **by_options(**options))
-    compress(LLAMA, tmp_path / "killed", **by_options(progress=kill, **options))
+    options: dict[str, Any] = {"bits": 3, "calibrate": text}
+    with open_executor(cluster.scheduler_address) as executor:
+        compress(LLAMA, tmp_path / "whole", **by_options(executor=executor, **options))
+        compress(LLAMA, tmp_path / "killed", **by_options(executor=executor, progress=kill, **options))
     assert {nanny.pid for nanny in cluster.workers.values()} != before
     assert_same_bits(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_process_that_ends_is_one_sentence() -> None:
-    with open_workers(None, 1) as workers, refused(ClusterError, "compress", "workers must stay", "pass fewer"):
-        list(workers.map([partial(os._exit, 1)] * 3))
+    with (
+        open_executor(workers=1) as pool,
+        refused(ClusterError, "compress", "workers must stay", "pass fewer"),
+    ):
+        list(Workers.of(pool).map([partial(os._exit, 1)] * 3))
 
 
 def test_nothing_is_written_when_a_process_is_killed(tmp_path: Path) -> None:
@@ -141,8 +148,8 @@ def test_nothing_is_written_when_a_process_is_killed(tmp_path: Path) -> None:
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    with refused(ClusterError, "compress", "workers must stay until the end"):
-        compress(LLAMA, tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(workers=2))
+    with refused(ClusterError, "compress", "workers must stay until the end"), open_executor(workers=2) as pool:
+        compress(LLAMA, tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(executor=pool))
     assert not list(tmp_path.iterdir())
 
 
@@ -161,24 +168,25 @@ def test_a_cluster_that_goes_away_is_one_sentence(text: Path, tmp_path: Path) ->
                 opened.close()
 
         options = {"keep": 0.5, "calibrate": text, "spill": tmp_path / "spill", "progress": close}
-        with refused(ClusterError, "compress", "workers must stay until the end"):
-            compress(LLAMA, tmp_path / "out", **by_options(cluster=opened.scheduler_address, **options))
+        with (
+            refused(ClusterError, "compress", "workers must stay until the end"),
+            open_executor(opened.scheduler_address) as executor,
+        ):
+            compress(LLAMA, tmp_path / "out", **by_options(executor=executor, **options))
     assert (tmp_path / "spill").exists()
     assert not (tmp_path / "out").exists()
 
 
 def test_wrong_arguments_are_refused_before_any_work(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with refused(ArgumentError, "Run", "workers and cluster exclude each other"):
-        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2, cluster="tcp://127.0.0.1:8786"))
-    with refused(ArgumentError, "Run", "workers must be at least 1, got 0"):
-        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=0))
-    with refused(ArgumentTypeError, "Run", "workers must be an integer, got 2.0"):
-        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(workers=2.0))
-    with refused(ArgumentTypeError, "Run", "cluster must be the address"):
-        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster=8786))
-    with refused(ArgumentError, "compress", "cluster must be the address of a Dask scheduler", "'nowhere'"):
-        compress(LLAMA, out, Budget(keep=0.5), what="attention", run=Run(cluster="nowhere"))
+    for options, message in (
+        (["--workers", "2", "--cluster", "tcp://127.0.0.1:8786"], "workers and cluster exclude each other"),
+        (["--workers", "0"], "workers must be at least 1, got 0"),
+        (["--cluster", "nowhere"], "cluster must be the address of a Dask scheduler with workers, got 'nowhere'"),
+    ):
+        result = run_command("compress", str(LLAMA), str(tmp_path / "out"), "--keep", "0.5", *options, status=2)
+        assert f"Error: compress: {message}" in result.stderr
+    with refused(ArgumentTypeError, "Run", "executor must be a concurrent.futures.Executor, got 2"):
+        Run(executor=2)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -193,5 +201,6 @@ def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_without_dask_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs dask.*'tnlib\[cluster\]'"):
-        compress(LLAMA, tmp_path / "out", Budget(keep=0.5), what="attention", run=Run(cluster="tcp://127.0.0.1:8786"))
+    missing = pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs dask.*'tnlib\[cluster\]'")
+    with missing, open_executor("tcp://127.0.0.1:8786"):
+        pass

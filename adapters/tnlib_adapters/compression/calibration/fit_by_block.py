@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
-PASSES = {"low": 0, "default": 2, "high": 1000}  # passes over the calibration text in a layer, by effort
+PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
+_FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
 
 
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
     """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
-    passes = PASSES[effort] if fit_in_memory else min(PASSES[effort], 1)
-    return min(ROUNDED_STEPS if in_bits else STEPS, passes * n_batches)
+    passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
+    return min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches)
 
 
 def steps_of_model(model: RunningModel, streams: Streams, effort: str, *, in_bits: bool = False) -> int:
