@@ -57,6 +57,7 @@ def test_stages_without_text_have_no_speed() -> None:
 
 def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
     checks = []
     with progress_bars(lambda: checks.append(True)) as show:
         show(Stage("collecting statistics", "block 7 of 22", 1000), 1, 44)
@@ -67,6 +68,19 @@ def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monke
     assert "left" in shown
     assert "GB" in shown
     assert len(checks) == 2
+
+
+def test_without_a_terminal_every_block_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bars(lambda: None) as show:
+        for step in range(8):
+            show(Stage("collecting statistics", f"block {4 - step // 2} of 4", 1000), step, 8)
+        show("collecting statistics", 8, 8)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    for number, line in zip((4, 3, 2, 1), lines[:4], strict=True):
+        assert line.startswith("0:00:0")
+        assert all(word in line for word in ("collecting statistics", f"block {number} of 4", "left", "GB"))
+    assert "8/8" in lines[-1]
 
 
 def test_statistics_count_blocks_and_tokens(

@@ -1,4 +1,4 @@
-"""Progress bars of the command line: stage, part, time left, tokens per second and memory."""
+"""Progress of the command line: bars on a terminal, otherwise lines of a log; both with time left and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from tnlib_adapters.files.process_memory import resident_memory
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.progress import Progress
 
 _COLUMNS = 76  # of a line without its bar
+_SILENT = 20.0  # seconds after which a log has a line of a part that has one already
 
 
 @dataclass
@@ -83,7 +84,10 @@ def _clock(seconds: float) -> str:
 
 @contextlib.contextmanager
 def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
-    """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
+    """Yield a function that calls `check` and shows (stage, done, total) on standard error.
+
+    Without a terminal it is a line for every part of a stage, such as a block, and at least every 20 seconds.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
     from rich.progress import Progress as Bars
@@ -100,6 +104,9 @@ def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
             return Text(f"{self._of(task.fields['state']):>{self._width}}", no_wrap=True)
 
     console = Console(file=cast(TextIO, _Display(sys.stderr or io.StringIO())))
+    if not console.is_terminal:
+        yield _Log(check, console.file)
+        return
     bars = Bars(
         TextColumn("{task.description:<21}"),
         BarColumn(bar_width=max(4, min(40, console.width - _COLUMNS))),
@@ -127,6 +134,27 @@ def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
     finally:
         if tasks:
             bars.stop()
+
+
+class _Log:
+    """Progress as lines: time since the start, stage, part, time left and memory."""
+
+    def __init__(self, check: Callable[[], None], file: IO[str]) -> None:
+        self._check, self._file, self._started = check, file, time.monotonic()
+        self._states: dict[str, State] = {}
+        self._shown, self._at = ("", ""), -_SILENT
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._check()
+        name, now = str(stage), time.monotonic()
+        state = self._states.setdefault(name, State(now, done))
+        state.update(stage, done, total, now)
+        part = name, getattr(stage, "detail", "") if done < total else "done"
+        if part == self._shown and now - self._at < _SILENT:
+            return
+        self._shown, self._at = part, now
+        cells = (_clock(now - self._started), f"{name:<21}", f"{state.part:<14}", state.time(now), state.speed())
+        print("  ".join((*cells, f"{state.memory / 1e9:.1f} GB")), file=self._file, flush=True)
 
 
 class _Display:
