@@ -11,6 +11,7 @@ rows into docs/study.md. Rows of baselines take seconds, those of tnlib minutes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 import time
@@ -29,8 +30,8 @@ from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.instrument.running_model import find_matrix, open_running
-from tnlib_adapters.instrument.weight_inputs import find_places, read
+from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, input_of, open_running
+from tnlib_adapters.instrument.weight_inputs import Places, find_places
 
 from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts
@@ -39,6 +40,7 @@ from benchmarks.texts import sentences
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 WHAT = ("attention", "all")
@@ -59,6 +61,24 @@ Measurement = tuple[str, float, "list[calibrated.Measured]", float]  # setting, 
 TNLIB = "quantized"  # the method of tnlib that `compress --bits` selects
 METHODS = (*BASELINES, TNLIB)
 NO_TEXT = ("nearest", "nearest, symmetric")
+
+
+def _inputs(model: RunningModel, batch: Batch, places: Places) -> dict[str, Array]:
+    """Return the inputs (tokens, width) of the weights by key; a last entry 1 multiplies the bias of q, k and v."""
+    import torch
+
+    inputs: dict[str, torch.Tensor] = {}
+    own = {place.reads: place for place in places.values() if not place.is_table}
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for key, place in own.items():
+            hooks.enter_context(input_of(place.module, inputs, key))
+        model(batch)
+    arrays = dict[str, Array]()
+    for key, place in own.items():
+        x = inputs[key].reshape(*batch.ids.shape, -1)[batch.valid].double().numpy()
+        with_bias = place.projection is not None and place.projection.name != "o"
+        arrays[key] = np.pad(x, ((0, 0), (0, 1)), constant_values=1.0) if with_bias else x
+    return arrays
 
 
 class Subject:
@@ -85,13 +105,14 @@ class Subject:
         batches = sample_batches(model.batches(text), _TOKENS)
         places = find_places(model, self._names)
         collected = collect(model, places, batches)
-        sums: dict[str, Array] = {}
-        for _, _, of_batch in read(model, batches, places):
-            for key, x in of_batch.items():
-                if x.ndim == 3:  # token ids of tables have two axes
-                    sums[key] = sums.get(key, 0) + x.abs().sum((0, 1)).double().numpy()
+        sums, squares = dict[str, Array](), dict[str, Array]()
+        for batch in batches:
+            for key, x in _inputs(model, batch, places).items():
+                sums[key] = sums.get(key, 0) + np.abs(x).sum(0)
+                squares[key] = squares.get(key, 0) + x.T @ x
         n_tokens = sum(batch.n_tokens for batch in batches)
-        reads = {key: moments / n_tokens for key, moments in collected.reads.items()}
+        # the published methods do not weight tokens by gradients
+        reads = {key: squares.get(key, moments) / n_tokens for key, moments in collected.reads.items()}
         slopes = {key: moments / n_tokens for key, moments in collected.slopes.items()}
         magnitudes = {key: total / n_tokens for key, total in sums.items()}
         parts, model_type = [], self.checkpoint.wiring.model_type
