@@ -171,7 +171,7 @@ class Subject:
 def _of_table(table: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
     """Return the components (width, vocab) of a table (vocab, width); losses in the unit of `two_sided`."""
     of_rows = table_components(table, uses)
-    return Components(of_rows.right.T, of_rows.left.T, of_rows.losses * sum(np.vdot(*use) for use in uses))
+    return Components(of_rows.right.T, of_rows.left.T, of_rows.losses)
 
 
 def compressed(source: Path, what: str, budget: float, text: str, tests: Sequence[str]) -> Measurement:
