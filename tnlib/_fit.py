@@ -36,6 +36,8 @@ class Fit(Generic[F]):
         Number of sweeps; 0 for direct methods.
     notes
         Remarks that are printed with the report, such as a truncation that separates equal singular values.
+    n_calls
+        Evaluations of the function that was decomposed; None for arrays.
 
     Examples
     --------
@@ -53,6 +55,7 @@ class Fit(Generic[F]):
     converged: bool
     n_iter: int
     notes: tuple[str, ...] = ()
+    n_calls: int | None = None
 
     if not TYPE_CHECKING:
 
@@ -69,15 +72,17 @@ class Fit(Generic[F]):
     def __repr__(self) -> str:
         value = self.value
         dense, stored = math.prod(value.shape), value.n_parameters
-        ratio = f"{dense / stored:.1f} times fewer" if dense > stored else f"{stored / dense:.1f} times more"
+        ratio = f"{_times(dense, stored)} times fewer" if dense > stored else f"{_times(stored, dense)} times more"
         error = f"{self.error:.3g}" if self.error > roundoff(value.dtype) else "roundoff"
         kind = "certified" if self.certified else "estimated"
         lines = [
             f"Fit of {type(value).__name__}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
             f"  ranks    {shorten(value.ranks, ' ')}",
-            f"  numbers  {stored:,} of {dense:,}, {ratio}",
+            f"  numbers  {stored:,} of {_count(dense)}, {ratio}",
             f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),
         ]
+        if self.n_calls is not None:
+            lines.append(f"  calls    {self.n_calls:,}")
         if self.n_iter:
             lines.append(f"  sweeps   {self.n_iter}")
         lines += [f"  note     {note}" for note in self.notes]
@@ -87,6 +92,22 @@ class Fit(Generic[F]):
 def roundoff(dtype: np.dtype[Any], n_steps: int = 1) -> float:
     """Return the relative error below which `n_steps` factorizations of a tensor count as exact."""
     return 32 * float(np.finfo(dtype).eps) * math.sqrt(n_steps)
+
+
+def _count(n: int) -> str:
+    """Return an integer, a long one by its order of magnitude.
+
+    >>> _count(65_536), _count(2**1000)
+    ('65,536', '1.1e+301')
+    """
+    if n < 10**15:
+        return f"{n:,}"
+    exponent = len(str(n)) - 1
+    return f"{n // 10 ** (exponent - 1) / 10:.1f}e+{exponent}"
+
+
+def _times(large: int, small: int) -> str:
+    return f"{large / small:.1f}" if large < 10**15 * small else _count(large // small)
 
 
 def shorten(sizes: tuple[int, ...], separator: str) -> str:
@@ -106,7 +127,7 @@ def format_html(value: FormatProtocol) -> str:
     rows = {
         "shape": shorten(value.shape, " x "),
         "ranks": shorten(value.ranks, ", "),
-        "numbers": f"{value.n_parameters:,} of {math.prod(value.shape):,}",
+        "numbers": f"{value.n_parameters:,} of {_count(math.prod(value.shape))}",
         "dtype": str(value.dtype),
     }
     return facts(type(value).__name__, rows, bars(value.ranks, "ranks"))

@@ -109,7 +109,8 @@ def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | compl
     """
     contract_vectors = require("sum_legs", "contract_vectors", "t", t, _ADVICE)
     chosen = range(t.ndim) if axis is None else as_legs("sum_legs", "axis", axis, t.ndim, proper=False)
-    value = contract_vectors(t, {k: np.ones(t.shape[k], t.dtype) for k in sorted(chosen)})
+    shape = t.shape
+    value = contract_vectors(t, {k: np.ones(shape[k], t.dtype) for k in sorted(chosen)})
     return _times_power("sum_legs", value)  # type: ignore[no-any-return]
 
 
@@ -133,10 +134,11 @@ def _refuse_unequal_sizes(t: TensorTrain, other: TensorTrain, legs: Sequence[int
             f"contract: other must have {plural(len(legs), 'leg')}, those contracted, or {t.ndim} like t, got "
             f"{other.ndim}; sum over the others first."
         )
-    sizes = other.shape if other.ndim == len(legs) else [other.shape[k] for k in legs]
+    shape, of_other = t.shape, other.shape
+    sizes = of_other if len(of_other) == len(legs) else [of_other[k] for k in legs]
     for k, size in zip(legs, sizes, strict=True):
-        if t.shape[k] != size:
-            raise ArgumentError(f"contract: leg {k} must have one size, got {t.shape[k]} and {size}; it is contracted.")
+        if shape[k] != size:
+            raise ArgumentError(f"contract: leg {k} must have one size, got {shape[k]} and {size}; it is contracted.")
 
 
 def _times_power(function: str, value: Any, exponent: int = 0) -> Any:

@@ -100,12 +100,12 @@ def contract_vectors(t: TensorTrain, vectors: Mapping[int, Array]) -> Any:
 
 def contract_trains(a: TensorTrain, b: TensorTrain, legs: Sequence[int]) -> TensorTrain | TTMatrix | Scaled:
     """Return two trains summed over the `legs` of `a`, ascending: as `tnlib.contract`, a `Scaled` for a number."""
-    d = len(a.cores)
+    d, summed = len(a.cores), set(legs)
     partners: list[Array | None] = list(b.cores)
     if len(b.cores) == len(legs) < d:
         following = iter(b.cores)
-        partners = [next(following) if k in legs else None for k in range(d)]
-    cores, exponent = _sum_over_pairs(a.cores, partners, [k in legs for k in range(d)])
+        partners = [next(following) if k in summed else None for k in range(d)]
+    cores, exponent = _sum_over_pairs(a.cores, partners, [k in summed for k in range(d)])
     exponent += a.exponent + b.exponent
     if cores[0].ndim == 2:
         return Scaled(cores[0], exponent)

@@ -115,7 +115,7 @@ def test_the_smallest_tolerances_end(rtol: float) -> None:
 
 
 def test_seeds_decide_and_nothing_else() -> None:
-    x = oracles.hilbert((9, 8, 8, 9))  # more entries than are evaluated one by one
+    x = oracles.hilbert((12, 12, 12, 12))  # more entries than are evaluated one by one
     runs = [solve(of(x), x.shape, 1e-8, rng=rng) for rng in (None, 0, np.random.default_rng(0))]
     for fit, counted in runs[1:]:
         assert counted.seen == runs[0][1].seen
