@@ -103,7 +103,7 @@ def _count(n: int) -> str:
     if n < 10**15:
         return f"{n:,}"
     exponent = len(str(n)) - 1
-    return f"{n // 10 ** (exponent - 1) / 10:.1f}e+{exponent}"
+    return f"{n // 10 ** (exponent - 3) / 1000:.1f}e+{exponent}"
 
 
 def _times(large: int, small: int) -> str:

@@ -91,8 +91,8 @@ def tt_cross(
         weighted so that its expectation is the Frobenius norm, plus two standard errors. The last note states the
         fraction of the entries that a feature must have to be found by these indices with probability 0.99. Tensors of
         up to 4096 entries are evaluated completely, if `max_calls` allows it, and decomposed by TT-SVD; `certified` is
-        then True. If f is zero wherever it was evaluated, and that is not everywhere, the fit is zero and not converged.
-        `n_calls` is the number of evaluations.
+        then True. If f is zero wherever it was evaluated, but not evaluated everywhere, the fit is zero and has not
+        converged. `n_calls` is the number of evaluations.
 
     References
     ----------
