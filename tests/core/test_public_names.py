@@ -37,7 +37,7 @@ PINNED = {
 }
 # by keywords with defaults
 MAY_GROW = {"svd", "tt_svd", "ttm_svd", "tucker", "cp", "canonicalize", "vidal", "schmidt_values", "entropy", "inner"}
-MAY_GROW |= {"draw"}
+MAY_GROW |= {"draw", "tt_cross"}
 
 FORMATS = {
     "SVD": ["u", "s", "vh"],

@@ -58,8 +58,8 @@ def tt_cross(
     *,
     rtol: float,
     max_calls: int = 1_000_000,
-    pivots: Sequence[Sequence[int]] | Array | None = None,
     rng: np.random.Generator | int | None = None,
+    pivots: Sequence[Sequence[int]] | Array | None = None,
 ) -> Fit[TensorTrain]:
     """Interpolate the tensor x[i] = f(i) by a train so that norm(x - fit.value.full()) <= rtol * norm(x), as estimated.
 
@@ -77,11 +77,11 @@ def tt_cross(
         so far is returned with a ConvergenceWarning. For functions that are zero at most indices and at most neighbours
         of a non-zero entry, a quarter or more of it is spent on the error estimate, or all entries are evaluated if it
         covers them. All are evaluated as well where it covers them and a third of them is known.
+    rng
+        A numpy random generator, or a seed; None stands for a fixed seed.
     pivots
         (m, d), indices at which f is known to be large, such as narrow peaks, which random indices do not meet. None
         for no such knowledge.
-    rng
-        A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------
