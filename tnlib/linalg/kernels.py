@@ -1,4 +1,4 @@
-"""Kernels compiled by numba, without validation or options: dot products and linear combinations of long rows.
+"""Kernels compiled by numba, without validation or options: dot products, combinations and products of rows.
 
 BLAS is optimized for large square products. For 16 to 256 rows, each very long, it runs at a quarter of the peak speed
 or less. Dot products along contiguous rows need no transposed copies, and a tile of 4 x 4 of them does 16
@@ -8,6 +8,7 @@ multiplications for 8 numbers loaded, enough to be bound by arithmetic. The modu
 from __future__ import annotations
 
 import functools
+import math
 import types
 import zlib
 from collections.abc import Callable
@@ -156,3 +157,29 @@ def add_combinations(e: Array, a: Array, rows: int, width: int, out: Array) -> N
                 x = (*first_four, a[i + 4, k:z], a[i + 5, k:z], a[i + 6, k:z], a[i + 7, k:z])
                 for j in range(len(e)):
                     _add_eight(out[j, k:z], x, e[j, i : i + 8])
+
+
+@kernel
+def times_chosen(
+    rows: Array, tables: Array, chosen: Array, scaling: tuple[float, float], out: Array, exponents: Array
+) -> None:
+    """Write row i of `rows` (N, l) times tables[chosen[i]] (l, r) to out[i]; tables (n, l, r).
+
+    Where the largest part of a result leaves the range of `scaling`, a power of two is moved to `exponents`.
+    """
+    low, high = scaling
+    for i in range(len(rows)):
+        table, product = tables[chosen[i]], out[i]
+        product[:] = 0
+        for k in range(rows.shape[1]):
+            factor = rows[i, k]
+            for j in range(len(product)):
+                product[j] += factor * table[k, j]
+        largest = 0.0
+        for j in range(len(product)):
+            largest = max(largest, abs(product[j].real), abs(product[j].imag))
+        if largest > high or 0.0 < largest < low:
+            e = math.frexp(largest)[1]
+            for j in range(len(product)):
+                product[j] *= 2.0**-e
+            exponents[i] += e

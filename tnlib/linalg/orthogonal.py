@@ -13,8 +13,8 @@ from tnlib.linalg.canonical_basis import leading_phases, unit_phases
 from tnlib.linalg.gram import gram
 from tnlib.linalg.scaling import norm
 
-# Rows, and columns per row, from which the Gram matrix takes less time than the QR: 0.6 to 0.8 of it for 32 to 256 rows,
-# three times as long for 8 rows, or for twice as many columns as rows.
+# Rows, and columns per row, from which the Gram matrix takes less time than the QR: 0.6 to 0.8 of it for 32 to 256 rows
+# that are 16 times as long as many; three times as long for 8 rows, or for twice as many columns as rows.
 _LEAST_ROWS, _LEAST_RATIO = 32, 16
 _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogonal to a part in ten thousand
 _ROUNDOFF = 8  # eps sqrt(rows) of the norm: roundoff of the products below

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from random_trains import assert_is, dtypes, reach, shapes, train
 
 import tnlib
+from tnlib.formats.train.operations import train_entries
 
 
 @given(
@@ -56,3 +57,16 @@ REFUSED = [
 def test_what_does_not_fit_is_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
     with oracles.refused(kind, "got", *words):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_many_entries_are_those_of_few(dtype: type, scale: float) -> None:
+    """Many rows are multiplied in a loop of their own, with powers of two that leave the range of the dtype."""
+    rng = np.random.default_rng(0)
+    cores = [dtype(scale) * core for core in tnlib.random.tensor_train((3,) * 12, 5, rng=rng).astype(dtype).cores]
+    train, points = tnlib.TensorTrain(cores), rng.integers(0, 3, (3000, 12))
+    many, few = train_entries(train, points), [train_entries(train, part) for part in np.array_split(points, 4)]
+    mantissas, exponents = (np.concatenate(parts) for parts in zip(*few, strict=True))
+    ratio = many[0] * 2.0 ** (many[1] - exponents) / mantissas
+    assert np.abs(ratio - 1).max() <= 1e4 * np.finfo(dtype).eps  # of entries that are sums of terms of both signs
