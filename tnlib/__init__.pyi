@@ -39,6 +39,7 @@ from .formats.train.product_states import zeros as zeros
 from .formats.train.round_randomized import round_randomized as round_randomized
 from .formats.train.schmidt import correlation_length as correlation_length
 from .formats.train.schmidt import entanglement_spectrum as entanglement_spectrum
+from .formats.train.schmidt import entropies as entropies
 from .formats.train.schmidt import entropy as entropy
 from .formats.train.schmidt import schmidt_values as schmidt_values
 from .formats.train.schmidt import truncate_bond as truncate_bond

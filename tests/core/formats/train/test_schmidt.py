@@ -49,6 +49,19 @@ def test_entropies_by_their_definitions(bond: int) -> None:
     np.testing.assert_allclose(np.exp(-spectrum), p, atol=1e-12)
 
 
+@given(wild_trains(), st.sampled_from([1.0, 2.0, math.inf]))
+def test_all_entropies_are_those_of_single_bonds(tt: tnlib.TensorTrain, order: float) -> None:
+    expected = [tnlib.entropy(tt, bond, order=order, base=2) for bond in range(1, tt.ndim)]
+    found = tnlib.entropies(tt, order=order, base=2)
+    assert found.shape == (tt.ndim - 1,)
+    np.testing.assert_allclose(found, expected, atol=64 * oracles.eps(tt.dtype) ** 0.5)
+
+
+def test_entropies_of_wrong_order_are_refused() -> None:
+    with oracles.refused(tnlib.ArgumentError, "entropies: order must be at least 0.0"):
+        tnlib.entropies(tnlib.ones((2, 2)), order=-1.0)
+
+
 def test_renyi_entropies_of_any_order() -> None:
     flat = tnlib.tt_svd(np.eye(4) / 2).value
     for order in (1 + 1e-14, 1 - 1e-9, 1 + 1e-6, 1.5, 1000, 1e12):
