@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import starmap
 
 import numpy as np
@@ -21,7 +22,7 @@ from tnlib_adapters.compression.allocate import (
     spent_by,
 )
 from tnlib_adapters.compression.methods.out_of_core import Factorised as Factorised
-from tnlib_adapters.compression.methods.out_of_core import StoredMatrices, Workspace
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 
@@ -309,9 +310,10 @@ class Factorisation:
     def _chosen(
         self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        for done, (module, part) in enumerate(self.parts.items()):
+        calls = (partial(_loaded(part).matrices, options[module]) for module, part in self.parts.items())
+        for done, (module, own) in enumerate(zip(self.parts, self.workspace.workers.map(calls), strict=True)):
             progress("choosing factors", done, len(options))
-            yield module, part.matrices(options[module])
+            yield module, own
         progress("choosing factors", len(options), len(options))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
@@ -345,6 +347,12 @@ class Factorisation:
 
     def _lost_within(self, error: float) -> float:
         return error**2 * self._n_blocks if self.measure == RELATIVE else 2 * error
+
+
+def _loaded(part: Factorised) -> Factorised:
+    """Return a factorised weight in memory, which another process may receive."""
+    loaded: Factorised = part.load() if isinstance(part, LazyPart) else part
+    return loaded
 
 
 def _rounded_up(fraction: float) -> str:
