@@ -126,7 +126,12 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
 
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
     root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C"))
-    return [torch.linalg.solve_triangular(root.to(x.device), x, upper=True, left=False) for x in batches]
+    whitened = []
+    for x in batches:  # one matrix: for several, each of a text, BLAS has no triangular solution
+        flat = x.reshape(-1, x.shape[-1])
+        solved = torch.linalg.solve_triangular(root.to(x.device), flat, upper=True, left=False)
+        whitened.append(solved.reshape(x.shape))
+    return whitened
 
 
 class MomentSums:
