@@ -125,7 +125,8 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
     import torch
 
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
-    root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C"))
+    # in memory of torch, which is aligned: on other addresses BLAS rounds differently
+    root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C")).clone()
     whitened = []
     for x in batches:  # one matrix: for several, each of a text, BLAS has no triangular solution
         flat = x.reshape(-1, x.shape[-1])
