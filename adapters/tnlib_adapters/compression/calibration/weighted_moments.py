@@ -125,14 +125,9 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
     import torch
 
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
-    # in memory of torch, which is aligned: on other addresses BLAS rounds differently
-    root = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32, order="C")).clone()
-    whitened = []
-    for x in batches:  # one matrix: for several, each of a text, BLAS has no triangular solution
-        flat = x.reshape(-1, x.shape[-1])
-        solved = torch.linalg.solve_triangular(root.to(x.device), flat, upper=True, left=False)
-        whitened.append(solved.reshape(x.shape))
-    return whitened
+    lower = np.linalg.cholesky(raised)
+    inverse = torch.from_numpy(np.linalg.inv(lower).T.astype(np.float32, order="C"))
+    return [x @ inverse.to(x.device) for x in batches]  # well conditioned, as the moments are damped
 
 
 class MomentSums:
