@@ -1,24 +1,17 @@
-"""The study: tables, rows and pictures, and tuning from end to end, its last row."""
+"""The study: tables, rows and pictures."""
 
 from __future__ import annotations
 
-import functools
-
 import pytest
-from slow_cases import mostly_slow
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import tnlib_adapters  # noqa: E402
-from tnlib_adapters import Budget, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
-from tnlib_adapters.compression.sizes import count_attention  # noqa: E402
-from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
-from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402
+from tnlib_adapters import open_checkpoint
+from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.sizes import count_attention
 
-from benchmarks import bits, calibrated, study_picture  # noqa: E402
-from benchmarks.calibrated import attention_parameters, open_factored, tune, tune_folder  # noqa: E402
+from benchmarks import bits, calibrated, study_picture
 
 MEAN = "manuals: cosine, mean"
 
@@ -37,17 +30,6 @@ def test_every_table_has_its_place(heading: str) -> None:
 def rows_under(heading: str) -> list[dict[str, str]]:
     page = calibrated.STUDY.read_text(encoding="utf-8")
     return study_picture.read_table(page[page.index(f"{heading}\n") :])
-
-
-def test_the_range_is_that_of_the_rows_above_it() -> None:
-    *rows, last = rows_under(calibrated.RANGE)
-    assert [row["text"] for row in rows] == list(calibrated.TEXTS)
-    assert last["text"] == f"range over {len(rows)} calibration texts"
-    columns = [name for name in last if "cosine" in name]
-    assert len(columns) == 6
-    assert [last[name] for name in columns] == calibrated.range_of(
-        [[float(row[name]) for row in rows] for name in columns]
-    )
 
 
 def test_the_page_on_compression_has_the_numbers_of_the_study() -> None:
@@ -92,53 +74,3 @@ def test_rows_of_bits_are_within_their_budgets_and_drawn(key: tuple[str, str]) -
     assert all(0 < float(row["bits"]) <= float(row["budget"]) for row in rows)
     errors = study_picture.lines_of(rows, study_picture.PANELS[key][1], "bits")
     assert all(error > 0 for points in errors.values() for error in points.values())
-
-
-NAMES = ("bert", "gpt2_lm", "llama_biases")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Name of a model -> its folder, and that of what is left of it at half."""
-    quiet()
-
-    @functools.cache
-    def get(name):
-        before = save_with_tokenizer(random_model(name), tmp_path_factory.mktemp(f"tuned_{name}"))
-        after = before.parent / f"{before.name}_half"
-        tnlib_adapters.compress(before, after, Budget(keep=0.5), what="attention")
-        return before, after
-
-    return get
-
-
-def error(before, model) -> float:
-    from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
-
-    return evaluate_running(open_running(before), model, made_up_text()).error
-
-
-@pytest.mark.parametrize("name", mostly_slow(NAMES, []))
-def test_tuning_moves_the_attention_alone_and_nearer_to_the_original(folders, name):
-    before, after = folders(name)
-    model, untouched = open_factored(after), open_factored(after)
-    # larger steps than a trained model takes that is near its original
-    tune(open_running(before), model, model.batches(made_up_text()), rate=0.01, n_steps=30)
-    assert error(before, model) < 0.8 * error(before, untouched)
-    own = {id(parameter) for parameter in attention_parameters(model)}
-    pairs = zip(model.model.named_parameters(), untouched.model.parameters(), strict=True)
-    moved = {name: not torch.equal(one, other) for (name, one), other in pairs if one.numel()}
-    outside = [name for name, parameter in model.model.named_parameters() if id(parameter) not in own]
-    assert any(moved.values())
-    assert not any(moved[name] for name in outside if name in moved)
-
-
-def test_a_tuned_folder_loads_as_what_was_tuned_and_stores_no_more(folders, tmp_path):
-    before, after = folders("bert")
-    tune_folder(before, after, made_up_text(), tmp_path / "out", n_steps=5)
-    model = open_factored(after)
-    tune(open_running(before), model, model.batches(made_up_text()), n_steps=5)
-    again = open_factored(tmp_path / "out")
-    for (name, one), other in zip(model.model.named_parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(one, other), name
-    assert sum(p.numel() for p in again.model.parameters()) == sum(p.numel() for p in model.model.parameters())

@@ -20,14 +20,12 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import by_options, limit_cache  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.statistics import collect  # noqa: E402
-from tnlib_adapters.compression.calibration.whitening import inputs_of_text  # noqa: E402
 from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import round_weights  # noqa: E402
 from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
-from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
@@ -171,45 +169,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Number of times that every tensor is read from its file."""
-    times, read_stored = Counter[str](), TensorInfo.read_stored
-
-    def counted(self: TensorInfo) -> np.ndarray:
-        times[self.name] += 1
-        return read_stored(self)
-
-    monkeypatch.setattr(TensorInfo, "read_stored", counted)
-    return times
-
-
-def reads_of_blocks(times: Counter[str]) -> set[int]:
-    """Return the numbers of times that tensors of blocks were read, and start again."""
-    in_blocks = {name: n for name, n in times.items() if re.search(r"\.layers\.\d", name)}
-    times.clear()
-    assert len({name.split(".")[2] for name in in_blocks}) >= N_LAYERS - 1  # the last may still be in memory
-    return set(in_blocks.values())
-
-
-@pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda n_bytes: monkeypatch.setattr(stored_weights, "IN_MEMORY", n_bytes)
-
-
-def test_every_evaluated_model_reads_a_block_once(
-    llama: Path, read: Counter[str], limited: Callable[[int], None]
-) -> None:
-    limited(1)
-    source = SourceModel(open_checkpoint(llama))
-    assert len(source.original.batches(TEXT)) >= 3
-    inputs_of_text(source.checkpoint, TEXT, source=source)
-    assert reads_of_blocks(read) <= {1, 2}  # forward and backward; the last may still be in memory
-    reference = Reference(source.original, TEXT)
-    assert reference.compare(source.original).error == 0
-    assert reads_of_blocks(read) <= {1, 2}
-    for model in (round_weights(source.original), open_running(llama)):
-        reference.compare(model)
-        assert reads_of_blocks(read) == {1}
 
 
 @pytest.mark.parametrize("name", mostly_slow(["llama", "bert", "t5_encoder", "gpt2_lm"], ["llama", "t5_encoder"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +25,6 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E4
 from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
-from tnlib_adapters.files.tensor_file import TensorInfo  # noqa: E402
 from transformers_models import random_model, save_with_tokenizer  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402
@@ -136,14 +134,6 @@ def test_files_are_removed_with_their_factors(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_workspace_counts_what_is_in_use() -> None:
-    workspace, first, second = Workspace(100), {1}, {2}
-    assert workspace.admits(first, 60)
-    assert not workspace.admits(second, 60)
-    del first
-    assert workspace.admits(second, 60)
-
-
 @pytest.mark.parametrize("stage", ["factorising", "choosing factors", "writing tensors", "measuring errors"])
 @pytest.mark.usefixtures("terminated_by_signals")
 def test_a_signal_leaves_no_files(tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,60 +156,6 @@ def test_a_failure_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ArgumentError, match="not even the smallest factors fit"):
         compress(builtin_path(), tmp_path / "out", Budget(keep=0.001), method="matrix", what="attention")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Path, str]]:
-    """Count of the reads of tensors, by folder and name."""
-    counts: Counter[tuple[Path, str]] = Counter()
-
-    def counting(read: Any) -> Any:
-        def counted(info: TensorInfo, *args: Any) -> Any:
-            counts[info.file.parent, info.name] += 1
-            return read(info, *args)
-
-        return counted
-
-    for name in ("read_stored", "read_part"):
-        monkeypatch.setattr(TensorInfo, name, counting(getattr(TensorInfo, name)))
-    return counts
-
-
-def assert_two_reads(source: Path, reads: Counter[tuple[Path, str]]) -> None:
-    counts = {name: count for (folder, name), count in reads.items() if folder == source}
-    assert counts.keys() == open_checkpoint(source).folder.tensors.keys()
-    assert max(counts.values()) <= 3  # once for the running model
-
-
-@pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize(
-    ("name", "method", "what"),
-    [
-        *((name, "matrix", what) for name in ("bert", "qwen3") for what in ("attention", "mlp", "all")),
-        *(
-            pytest.param(name, "calibrated", what, marks=pytest.mark.slow)
-            for name, what in (("bert", "mlp"), ("bert", "all"), ("qwen3", "all"))
-        ),
-    ],
-)
-def test_two_reads(name: str, method: str, what: str, folders: Any, text: Path, tmp_path: Path, reads: Any) -> None:
-    """Biases that are copied, and norms of heads."""
-    compress(folders[name], tmp_path / "out", Budget(keep=0.5), calibration=text, what=what, method=method)
-    assert_two_reads(folders[name], reads)
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_the_builtin_llama(text: Path, tmp_path: Path, reads: Any) -> None:
-    source = builtin_path("llama")
-    compress(source, tmp_path / "out", Budget(keep=0.5), calibration=text, what="all", method="matrix")
-    assert_two_reads(source, reads)
-
-
-@pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
-def test_two_reads_without_a_text(what: str, folders: Any, tmp_path: Path, reads: Any) -> None:
-    compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what=what, method="matrix")
-    assert max(count for (folder, _), count in reads.items() if folder == folders["bert"]) <= 2
 
 
 def test_a_copy_leaves_the_original(folders: Any) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tnlib_adapters
 from checkpoint_folders import builtin_copy
@@ -123,17 +121,6 @@ def test_sizes_are_those_of_the_report(tmp_path: Path, without_pictures: None, w
 # ------------------------------------------------------------------------------------------------------- max_memory
 
 
-@pytest.mark.parametrize("request_", [EVERY_MATRIX, CALIBRATED], ids=lambda own: own.method)
-def test_limits_grow_with_max_memory_up_to_the_defaults(request_: Request) -> None:
-    checkpoint = open_checkpoint(builtin_path("llama"))
-    limits = [limits_of(checkpoint, replace(request_, run=Run(memory=n * 10**9))) for n in (2, 3, 4, 100)]
-    for smaller, larger in itertools.pairwise(limits):
-        assert smaller.tokens <= larger.tokens
-        assert smaller.cache <= larger.cache
-        assert smaller.weights <= larger.weights
-    assert limits[-1] == limits_of(checkpoint, request_) == Limits()
-
-
 def test_the_least_possible_memory_is_stated_and_suffices() -> None:
     checkpoint = open_checkpoint(builtin_path("llama"))
     with pytest.raises(ArgumentError, match=r"compress: memory \(--max-memory\) must be at least") as refused:
@@ -158,28 +145,6 @@ def test_too_little_memory_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
         plan(builtin_path(), Budget(keep=0.5), what="attention", run=Run(memory=10**6))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_ample_memory_changes_nothing(tmp_path: Path, without_pictures: None) -> None:
-    options = {"keep": 0.5, "method": "matrix"}
-    for name, limit in (("default", None), ("ample", 10**11)):
-        tnlib_adapters.compress(builtin_path(), tmp_path / name, **by_options(max_memory=limit, **options))
-    one, other = (open_checkpoint(tmp_path / name).folder.tensors for name in ("default", "ample"))
-    assert all(np.array_equal(one[name].read(), other[name].read()) for name in one)
-
-
-def test_a_running_model_keeps_its_limits(folders: Any, text: Path) -> None:
-    from tnlib_adapters.compression.source_model import SourceModel
-
-    limits = Limits(tokens=128, weights=1)
-    source = SourceModel(open_checkpoint(folders["llama"]), max_tokens=32, limits=limits)
-    words = text.read_text()
-    for model in (source.original, source.original.changed(None)):
-        assert max(batch.ids.numel() for batch in model.batches(words)) <= limits.tokens
-        assert not model.weights.fit_in_memory
-    plain = SourceModel(open_checkpoint(folders["llama"]), max_tokens=32).original
-    assert max(batch.ids.numel() for batch in plain.batches(words)) > limits.tokens
-    assert plain.weights.fit_in_memory
 
 
 @pytest.mark.parametrize(

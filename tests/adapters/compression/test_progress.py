@@ -13,33 +13,6 @@ from tnlib_adapters.compression.progress import Stage
 from tnlib_adapters.compression.report.progress_bars import State, progress_bars
 
 
-def test_time_left_is_that_of_the_mean_step() -> None:
-    state = State(began=100.0, first=0)
-    state.update("fitting", 0, 10, 100.0)
-    assert state.time(101.0) == "-:--:-- left"
-    state.update("fitting", 2, 10, 120.0)
-    assert state.time(120.0) == "0:01:20 left"
-    assert state.time(150.0) == "0:00:50 left"
-    assert state.time(1000.0) == "0:00:00 left"
-    state.update("fitting", 10, 10, 200.0)
-    assert state.time(5000.0) == "0:01:40"
-
-
-def test_steps_of_an_interrupted_run_are_not_counted() -> None:
-    state = State(began=0.0, first=6)
-    state.update("fitting", 6, 8, 0.0)
-    state.update("fitting", 7, 8, 30.0)
-    assert state.time(30.0) == "0:00:30 left"
-
-
-def test_a_stage_that_starts_again_is_timed_anew() -> None:
-    state = State(began=0.0, first=0)
-    state.update("running", 5, 5, 50.0)
-    state.update("running", 0, 3, 60.0)
-    state.update("running", 1, 3, 61.0)
-    assert state.time(61.0) == "0:00:02 left"
-
-
 def test_a_stage_states_its_part_and_its_tokens() -> None:
     state = State(began=0.0, first=0)
     state.update(Stage("collecting", "block 7 of 22", 1000), 4, 20, 8.0)
@@ -47,12 +20,6 @@ def test_a_stage_states_its_part_and_its_tokens() -> None:
     assert state.memory > 0
     state.update("collecting", 20, 20, 40.0)
     assert (state.part, state.speed()) == ("20/20", "500 tok/s")
-
-
-def test_stages_without_text_have_no_speed() -> None:
-    state = State(began=0.0, first=0)
-    state.update("factorising", 3, 4, 2.0)
-    assert (state.part, state.speed()) == ("3/4", "")
 
 
 def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
