@@ -113,9 +113,6 @@ def test_a_tenth_is_held_out(count: int) -> None:
     assert calibration == sorted(calibration)
 
 
-# ------------------------------------------------------------------------------------------------ what a model reads
-
-
 @pytest.fixture
 def with_template(folders: Any, tmp_path: Path) -> Path:
     """A language model whose tokenizer has a chat template."""
