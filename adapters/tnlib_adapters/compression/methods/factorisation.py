@@ -311,9 +311,10 @@ class Factorisation:
         self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         calls = (partial(_loaded(part).matrices, options[module]) for module, part in self.parts.items())
-        for done, (module, own) in enumerate(zip(self.parts, self.workspace.workers.map(calls), strict=True)):
+        made = self.workspace.workers.map(calls)
+        for done, module in enumerate(self.parts):
             progress("choosing factors", done, len(options))
-            yield module, own
+            yield module, next(made)  # without a name, which would keep it in memory while the next is made
         progress("choosing factors", len(options), len(options))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
