@@ -108,6 +108,7 @@ def test_scores_split_by_pairs_of_parts(name: str) -> None:
     assert_close(found.scores(), plain.scores(parts.total), factor=1e3)
     one = OpenLayer(layer, parts.merge({"direct": ["a"], "through": ["b", "c"]}))
     assert one.score_terms().shape == (2, 2, 4, 5, 5)
+    assert_close(one.score_terms(head=3, query=-1), one.score_terms()[:, :, 3:4, 4:5], factor=10)
     assert_close(one.scores(["direct"], ["through"]), found.scores(["a"], ["b", "c"]), factor=1e3)
 
 

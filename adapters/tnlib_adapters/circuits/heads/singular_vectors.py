@@ -328,6 +328,8 @@ class TextDirections:
 def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     """Return the features of a text that a head matches: the singular value decomposition of its scores on the text.
 
+    The mean over keys is subtracted from the scores of every query: softmax does not see it.
+
     Parameters
     ----------
     form
@@ -376,7 +378,12 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
             f"text_directions: inputs must have shape (n, {form.shape[0] - 1}) for a form of shape {form.shape}, got "
             f"{np.shape(inputs)}; pass run(model, tokens).inputs[layer][0]."
         )
-    left, right = x @ form.left, x @ form.right.T  # n r
+    if len(x) < 2:
+        raise ArgumentError(
+            f"text_directions: inputs must have at least two positions, got {len(x)}, whose score softmax ignores; "
+            "pass a longer text."
+        )
+    left, right = x @ form.left, (x - x.mean(axis=0)) @ form.right.T  # n r
     svd = singular_vectors(LowRank(left, right.T))
     queries, keys = svd.left, svd.right.T
     return TextDirections(

@@ -18,7 +18,7 @@ import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_flag, check_choice, is_one_of
+from tnlib._validate import as_array, as_flag, as_position, check_choice, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.attention.validation import as_index
@@ -28,6 +28,7 @@ from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, 
 from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
 from tnlib_adapters.reference.weights import read_weights
 
+_LARGEST_TERMS = 2**31  # bytes of all score terms
 Names = Sequence[str] | None
 Method = Literal["ablation", "path_integral"]
 NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
@@ -119,10 +120,26 @@ class OpenLayer:
         distances = positions[:, None] - positions if 0 in some_q and 0 in some_k else None
         return self.attention.bilinear_scores(q[:, some_q].sum(axis=1), k[:, some_k].sum(axis=1), distances)
 
-    def score_terms(self) -> Array:
-        """Return the score terms of all pairs of parts, (query parts, key parts, heads, n, n); sum: the scores."""
-        names = self.parts.names
-        return np.stack([np.stack([self.scores([a], [b]) for b in names]) for a in names])
+    def score_terms(self, *, head: int | None = None, query: int | None = None) -> Array:
+        """Return the score terms of all pairs of parts, (query parts, key parts, heads, n, n); sum: the scores.
+
+        With `head`, of this head alone, one in place of heads; with `query`, of this position alone, one in place of
+        the first n. ArgumentError is raised if they take more than 2 GiB.
+        """
+        names, heads, n = self.parts.names, self.attention.n_heads, self.parts.arrays.shape[1]
+        of_heads = slice(None) if head is None else [as_position("OpenLayer.score_terms", "head", head, heads, "heads")]
+        of_queries = (
+            slice(None) if query is None else [as_position("OpenLayer.score_terms", "query", query, n, "positions")]
+        )
+        n_bytes = 8 * len(names) ** 2 * (heads if head is None else 1) * n * (n if query is None else 1)
+        if n_bytes > _LARGEST_TERMS:
+            raise ArgumentError(
+                f"OpenLayer.score_terms: terms must take at most {_LARGEST_TERMS / 2**30:.0f} GiB, got "
+                f"{n_bytes / 2**30:.1f} GiB for {len(names)} parts; pass head and query, or merge parts by "
+                "StreamParts.merge."
+            )
+        rows = (np.stack([self.scores([a], [b])[of_heads][:, of_queries] for b in names]) for a in names)
+        return np.stack(list(rows))
 
     def pattern(self, scores: Array | None = None) -> Array:
         """Return the attention weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""

@@ -88,23 +88,27 @@ def test_a_pair_can_score_where_no_vector_scores_with_itself() -> None:
     assert abs(found.symmetric) < 1e-15
 
 
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99), st.booleans())
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(2, 9), st.integers(0, 99), st.booleans())
 def test_features_are_the_svd_of_the_scores(rank: int, d: int, n: int, seed: int, constant: bool) -> None:
     size = d + constant
     form = tnlib.LowRank(normal((size, rank), seed=seed), normal((rank, size), seed=seed + 1))
     x = normal((n, d), seed=seed + 2)
     tilde = np.column_stack([x, np.ones(n)]) if constant else x
-    scores = tilde @ form.full() @ tilde.T
+    centred = tilde - tilde.mean(axis=0)  # softmax does not see the mean over keys
+    scores = tilde @ form.full() @ centred.T
     found = text_directions(form, x)
     r = len(found.values)
     assert r <= min(rank, n, size)
     assert_close(found.scores(max(1, r)), scores, factor=1e4)
     assert_close(found.queries.T @ found.queries, np.eye(r), factor=1e3)
     assert_close(found.keys.T @ found.keys, np.eye(r), factor=1e3)
-    for directions, activations in ((found.query_directions, found.queries), (found.key_directions, found.keys)):
+    for inputs, directions, activations in (
+        (tilde, found.query_directions, found.queries),
+        (centred, found.key_directions, found.keys),
+    ):
         assert directions.shape == (size, r)
         scale = np.linalg.norm(tilde) * np.linalg.norm(directions) + 1
-        assert np.linalg.norm(tilde @ directions - activations) <= 1e-9 * scale
+        assert np.linalg.norm(inputs @ directions - activations) <= 1e-9 * scale
 
 
 def test_no_other_features_are_nearer_to_the_scores_of_the_text(model: Checkpoint) -> None:
@@ -113,9 +117,9 @@ def test_no_other_features_are_nearer_to_the_scores_of_the_text(model: Checkpoin
     tilde = np.column_stack([x, np.ones(len(x))])
     for head in range(4):
         form = model.attention(1).qk(head)
-        scores = tilde @ form.full() @ tilde.T
+        scores = tilde @ form.full() @ (tilde - tilde.mean(axis=0)).T
         found, of_weights = text_directions(form, x), singular_vectors(form)
-        left, right = tilde @ of_weights.left, tilde @ of_weights.right.T
+        left, right = tilde @ of_weights.left, (tilde - tilde.mean(axis=0)) @ of_weights.right.T
         for k in (1, 3, 8):
             by_weights = (left[:, :k] * of_weights.values[:k]) @ right[:, :k].T
             by_text = np.linalg.norm(scores - found.scores(k))
@@ -164,8 +168,10 @@ def test_wrong_input_is_refused(model: Checkpoint) -> None:
         text_directions(real, 1j * np.eye(2))
     with refused(ValueError, "text_directions: form must be square, got shape (2, 3)"):
         text_directions(tnlib.LowRank(np.eye(2), np.ones((2, 3))), np.eye(2))
+    with refused(ValueError, "text_directions: inputs must have at least two positions, got 1"):
+        text_directions(real, np.ones((1, 2)))
     found = text_directions(real, np.eye(2))
-    with refused(ValueError, "TextDirections.top: k must lie between 0 and 1, got 2"):
+    with refused(ValueError, "TextDirections.top: k must lie between 0 and 0, got 2"):
         found.top(2)
     with refused(ValueError, "TextDirections.top: count must be at least 1"):
         found.top(0, 0)
