@@ -102,8 +102,8 @@ def test_low_rank_becomes_two_layers_and_the_rest_one(folders: dict[str, Path], 
 
 
 def r8(layer: InterpolativeLinear) -> int:
-    """The rank as a multiple of 8."""
-    return -(-len(layer.unit_rows) // 8) * 8
+    """The rank as a multiple of 8; 8 for rank 0."""
+    return -(-max(1, len(layer.unit_rows)) // 8) * 8
 
 
 def sizes(layer: InterpolativeLinear) -> tuple[int, int]:
