@@ -21,6 +21,7 @@ from tnlib_adapters.attention.layer_arguments import layer_arguments, one_head, 
 from tnlib_adapters.attention.validation import as_distance, as_index
 from tnlib_adapters.checkpoints.loaded_tensors import folder_of_model, is_loaded_model
 from tnlib_adapters.factors.config_section import check_factors, descriptions, factored_projections
+from tnlib_adapters.factors.engine_tensors import with_dequantized
 from tnlib_adapters.factors.expansion import expand, with_expanded
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
@@ -241,7 +242,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     Returns
     -------
     Checkpoint
-        `.config` and `.attention(layer)`; folders written by `tnlib compress` open like any other.
+        `.config` and `.attention(layer)`; folders written by `tnlib compress` open like any other, and so do those of
+        GPTQ and of compressed-tensors (pack-quantized), as the models that their integers stand for.
 
     Raises
     ------
@@ -258,7 +260,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     >>> tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).n_layers
     2
     """
-    return _as_checkpoint(open_folder(folder))
+    return _as_checkpoint(with_dequantized(open_folder(folder)))
 
 
 def open_model(model: Any) -> Checkpoint:

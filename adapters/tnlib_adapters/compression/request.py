@@ -16,6 +16,7 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
+    ENGINES,
     HEAD,
     LAYOUTS,
     OTHER_COMMANDS,
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 
 EFFORTS = ("low", "default", "high")
-WHAT = ("all", "attention", "mlp")
+WHAT = ("all", "linear", "attention", "mlp")
 
+LINEAR = "linear"
+QUANTIZED = "quantized"
 DEFAULT_BITS = 4.0  # average of "quantized" where no size is requested
 
 # files of OUT beside those of the checkpoint
@@ -71,6 +74,10 @@ class Request:
         if calibration is not None and not isinstance(calibration, Calibration):
             calibration = Calibration(calibration)
         budget = budget or Budget()
+        if options.get("layout") in ENGINES:
+            method = method or QUANTIZED
+            if options.get("what", cls.what) == cls.what:
+                options["what"] = LINEAR
         if method is None:
             method = _default_method(budget, options.get("what", cls.what), with_text=calibration is not None)
         in_bits = method in TABLE and TABLE[method].in_bits
@@ -150,6 +157,8 @@ class Request:
                     f"compress: window (--window) must be at most {context}, the context of this model, got "
                     f"{self.window}; lower it."
                 )
+        if self.layout in ENGINES:
+            _check_engine(self.layout, checkpoint)
         if self.layout != "narrow":
             self._check_what(wiring)
 
@@ -182,6 +191,8 @@ class Request:
         if layout != "narrow":
             if budget.sizes:
                 raise ArgumentError(f"compress: sizes must come with layout 'narrow', got {layout!r}; pass keep.")
+            if layout in ENGINES:
+                self._check_engine_options()
             return
         for name, value in self._left_out_of_narrow():
             raise ArgumentError(
@@ -197,6 +208,31 @@ class Request:
         if self.calibration is None:
             raise ArgumentError(
                 "compress: layout 'narrow' needs a text, got none; pass a file as calibration (--calibrate TEXT)."
+            )
+
+    def _check_engine_options(self) -> None:
+        """Raise if the options ask for what integers of an engine cannot hold."""
+        if self.method != QUANTIZED or self.calibration is None:
+            raise ArgumentError(
+                f"compress: layout {self.layout!r} must come with method 'quantized' and a text, got method "
+                f"{self.method!r}{'' if self.calibration else ' and none'}; pass a file as calibration (--calibrate "
+                "TEXT)."
+            )
+        if self.what == "all":
+            raise ArgumentError(
+                f"compress: what must be 'linear', 'attention' or 'mlp' for layout {self.layout!r}, which holds no "
+                "tables, got 'all'; leave it out."
+            )
+        if self.budget.keep is not None:
+            raise ArgumentError(
+                f"compress: keep must be left out for layout {self.layout!r}, which holds whole weights, got "
+                f"{self.budget.keep}; pass bits."
+            )
+        width, widths = self.budget.width, ENGINES[self.layout].bits
+        if width is not None and width not in widths:
+            raise ArgumentError(
+                f"compress: store must be of {', '.join(map(str, widths))} bits for layout {self.layout!r}, got "
+                f"{self.budget.store!r}; pass another."
             )
 
     def _left_out_of_narrow(self) -> Iterator[tuple[str, Any]]:
@@ -303,6 +339,36 @@ class Request:
         from tnlib_adapters.instrument.placement import placement_of
 
         placement_of("compress", run.device, run.dtype)
+
+
+def _check_engine(layout: str, checkpoint: Checkpoint) -> None:
+    """Raise if the linear layers of a model cannot be written in a layout of an engine."""
+    engine, wiring = ENGINES[layout], checkpoint.wiring
+    if engine.format_of(predicts=wiring.unembedding is not None) is None or wiring.encoder is not None:
+        raise ArgumentError(
+            f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
+            "'compressed-tensors' or 'factored'."
+        )
+    for layer in wiring.layers:
+        for held, linear in layer.attention.projections.items():
+            if len(held) > 1 or linear.stored != "out_in":
+                raise ArgumentError(
+                    f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got a "
+                    f"{wiring.model_type} with {linear.name!r} for {', '.join(held)}; pass layout 'factored' or 'dense'."
+                )
+        both = next((own for own in layer.feed_forward_layers if own.gate is not None and own.gate == own.up), None)
+        if both is not None:
+            raise ArgumentError(
+                f"compress: layout {layout!r} needs gate and up in linear layers of their own, got a "
+                f"{wiring.model_type} with {both.up.name!r}; pass layout 'factored' or 'dense'."
+            )
+        for linear in (*layer.attention.matrices, *layer.feed_forward_matrices):
+            shape = checkpoint.folder.tensors[linear.weight].shape
+            if any(n % engine.multiple for n in shape):
+                raise ArgumentError(
+                    f"compress: layout {layout!r} needs multiples of {engine.multiple} inputs and outputs, got "
+                    f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
+                )
 
 
 def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:

@@ -12,11 +12,13 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import AttentionWiring
+from tnlib_adapters.architectures.wiring import AttentionWiring, Linear
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
+from tnlib_adapters.compression.options import ENGINES
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.config_section import KEY, describe
+from tnlib_adapters.factors.engine_tensors import DESCRIBE, GPTQ, entries
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
@@ -37,6 +39,9 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
+    if layout in ENGINES:
+        linear = [(_linear(checkpoint, own), own) for of_module in plan.descriptions.values() for own in of_module]
+        config[KEY] = DESCRIBE[_format_of(checkpoint, layout)]({own.module: next(iter(d.formats.values())) for own, d in linear})
     yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
 
 
@@ -58,6 +63,8 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     if wiring.model_type == "tnlib_attention_only":  # transformers does not know it
         return "import tnlib_adapters; checkpoint = tnlib_adapters.open_checkpoint(folder)"
     name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
+    if layout in ENGINES and _format_of(checkpoint, layout) == GPTQ:
+        return "import gptqmodel; model = gptqmodel.GPTQModel.load(folder)"
     modules = "tnlib_adapters.transformers_plugin, transformers" if layout == "factored" else "transformers"
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
 
@@ -83,6 +90,8 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
         names = replaced_names(checkpoint, module, described)
         dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
         make = _new_dense if layout == "dense" else _new_factors
+        if layout in ENGINES:
+            make = functools.partial(_new_integers, _format_of(checkpoint, layout))
         new |= {names[0]: make(checkpoint, plan, module, names, dtype), **{name: [] for name in names[1:]}}
     return new
 
@@ -137,6 +146,35 @@ def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[
 
     tensors = checkpoint.folder.tensors
     return [lazy_entry(name, dtype, tensors[name].shape, make) for name in names]
+
+
+def _new_integers(
+    stored_as: str, checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str
+) -> list[Entry]:
+    """Return the tensors of a module in the integers of an engine, and its biases."""
+    new = list[Entry]()
+    for matrix in plan.matrices[module]:
+        linear = _linear(checkpoint, matrix.describe())
+        (integers,) = matrix.integers.values()
+        new += entries(stored_as, linear.module, integers)
+        if linear.bias in names:
+            new.append(Entry(linear.bias, dtype, encode_in_range(linear.bias, matrix.arrays["bias"], dtype)))
+    return new
+
+
+def _format_of(checkpoint: Checkpoint, layout: str) -> str:
+    """Return the format of tensors of a layout of an engine for this model."""
+    stored_as = ENGINES[layout].format_of(predicts=checkpoint.wiring.unembedding is not None)
+    assert stored_as is not None  # checked before any work
+    return stored_as
+
+
+def _linear(checkpoint: Checkpoint, description: Description) -> Linear:
+    """Return the linear layer of a matrix that holds one weight."""
+    attention = _attention(checkpoint, description.module)
+    if attention is None:
+        return checkpoint.wiring.matrices[description.module]
+    return attention.projections[description.of]
 
 
 def lazy_entry(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[str], Array]) -> Entry:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
-from tnlib_adapters.factors.integers import BITS, IntegerFormat, int8_format
+from tnlib_adapters.factors.integers import BITS, FORMAT_FIELDS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS
@@ -135,7 +134,7 @@ def _are_formats(formats: Any, shapes: Mapping[str, list[int]]) -> bool:
 def _is_format(form: Any, shape: list[int]) -> bool:
     return (
         isinstance(form, dict)
-        and set(form) == {field.name for field in fields(IntegerFormat)}
+        and set(form) == {*FORMAT_FIELDS}
         and _are_counts([*form.values()])
         and form["bits"] in BITS
         and form["axis"] < len(shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.factors.integers import (
+    FORMAT_FIELDS,
     GROUP,
     IntegerFormat,
     Integers,
@@ -156,7 +157,11 @@ class Description:
             entry |= {"rows": list(self.rows)} | ({"biases": self.biases} if self.of else {})
         in_int8 = [part for part, form in self.formats.items() if form == int8_format(part, self.shapes[part])]
         scales = {part: list(self.scales[part]) for part in in_int8}
-        integers = {part: asdict(form) for part, form in self.formats.items() if part not in in_int8}
+        integers = {
+            part: {field: getattr(form, field) for field in FORMAT_FIELDS}
+            for part, form in self.formats.items()
+            if part not in in_int8
+        }
         return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
 
 

@@ -8,6 +8,10 @@ Numbers along one axis in groups share a scale. The grid of 8 bits is symmetric,
 symmetric without a zero point, and all levels are used. The scales of 8 bits are float32, those of fewer bits bfloat16:
 in groups of 64 they take a quarter of a bit per number.
 
+Inference engines subtract an integer, 2^(bits - 1), from the code (`has_zero`): 0 is exact, and one side has a level
+more than the other, which a scale of either sign puts on the side that needs it. On the built-in Llama this grid costs
+14 % more divergence than the mid-rise one at 2 bits, 3 % at 3 and 7 % at 4. All its scales are bfloat16.
+
 Packed codes: the axis of the groups is moved last and padded with zeros to a multiple of 8 numbers; number k occupies
 the bits [bits k, bits (k + 1)) of a little-endian bit stream, so that 8 numbers take `bits` bytes.
 """
@@ -26,6 +30,7 @@ from tnlib._typing import Array
 from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
 
 BITS = (2, 3, 4, 5, 6, 8)
+FORMAT_FIELDS = ("bits", "axis", "group")  # of a format in config.json
 GROUP = 64  # numbers that share a scale, unless another number is given
 
 Shape = Sequence[int]
@@ -49,6 +54,8 @@ class IntegerFormat:
         Axis along which `group` consecutive numbers share a scale; for 8 bits also several axes, which share one.
     group
         Numbers per scale; 0, or at least the length of the axis, for the whole axis. The last group may be shorter.
+    has_zero
+        True for the grid of inference engines, which has a level for 0.
 
     Examples
     --------
@@ -59,6 +66,7 @@ class IntegerFormat:
     bits: int
     axis: int | tuple[int, ...]
     group: int = 0
+    has_zero: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -89,7 +97,14 @@ class IntegerFormat:
     @property
     def centre(self) -> float:
         """The code of 0, between two codes if they are packed."""
-        return (2**self.bits - 1) / 2 if self.is_packed else 0.0
+        if not self.is_packed:
+            return 0.0
+        return 2.0 ** (self.bits - 1) if self.has_zero else (2**self.bits - 1) / 2
+
+    @property
+    def has_short_scales(self) -> bool:
+        """True if scales are bfloat16, False for float32."""
+        return self.is_packed or self.has_zero
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -124,7 +139,7 @@ class IntegerFormat:
 
     def n_bits(self, shape: Shape) -> int:
         """Return the number of bits that an array of this shape takes, with padding and scales."""
-        scale = 16 if self.is_packed else 32
+        scale = 16 if self.has_short_scales else 32
         return 8 * math.prod(self.stored_shape(shape)) + scale * math.prod(self.scale_shape(shape))
 
 
@@ -137,7 +152,7 @@ class Integers:
     codes
         uint8, or int8 for 8 bits, of the shape of the array.
     scales
-        float32, with as many entries along the axis as groups; values of bfloat16 for fewer bits than 8.
+        float32, with as many entries along the axis as groups; values of bfloat16 if `format.has_short_scales`.
     format
         Bits and groups.
 
@@ -236,6 +251,8 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
     codes = np.zeros(rows.shape, np.uint8)
     scales = np.zeros((*rows.shape[:-1], len(sizes)), np.float32)
     factors = np.linspace(1.0, _LOWEST_CLIP[format.bits], _N_CLIPS) if search else np.ones(1)
+    if format.has_zero:
+        factors = np.concatenate([factors, -factors])
     n_equal = sizes.count(sizes[0])  # the last group may be shorter
     for first, last in ((0, n_equal), (n_equal, len(sizes))):
         if first < last and sizes[first] > 0:
@@ -419,18 +436,19 @@ def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
     axes = format.axes
     sizes = format.group_sizes(a.shape[axes[0]])
     if len(sizes) == 1:
-        return Integers(*_symmetric(a, axes), format)
+        return Integers(*_symmetric(a, axes, short=format.has_zero), format)
     ends = np.cumsum(sizes)[:-1]
-    parts = [_symmetric(part, axes) for part in np.split(a, ends, axes[0])]
+    parts = [_symmetric(part, axes, short=format.has_zero) for part in np.split(a, ends, axes[0])]
     codes, scales = (np.concatenate(arrays, axes[0]) for arrays in zip(*parts, strict=True))
     return Integers(codes, scales, format)
 
 
-def _symmetric(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return integers from -127 to 127, and float32 scales shared along these axes."""
+def _symmetric(a: Array, axes: tuple[int, ...], *, short: bool = False) -> tuple[Array, Array]:
+    """Return integers from -127 to 127, and float32 scales shared along these axes, in bfloat16 if `short`."""
     ends = np.max(a, axis=axes, keepdims=True, initial=0.0), np.min(a, axis=axes, keepdims=True, initial=0.0)
     scale = (np.maximum(ends[0], -ends[1]) / 127).astype(np.float32)
     scale[scale == 0] = 1.0
+    scale = from_bf16(to_bf16(scale)) if short else scale
     codes = np.empty(a.shape, np.int8)
     for rows in _blocks((len(a), math.prod(a.shape[1:]))):  # quotients take eight times the memory of codes
         own = scale[rows] if len(scale) > 1 else scale

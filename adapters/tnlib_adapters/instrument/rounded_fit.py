@@ -87,7 +87,7 @@ class _Grid:
         """Return the codes and scales after these moves."""
         moved, relative = (move.detach() for move in moves)
         scales = (self.scales * (1 + relative)).cpu().numpy()
-        scales = from_bf16(to_bf16(scales)) if self.form.is_packed else scales
+        scales = from_bf16(to_bf16(scales)) if self.form.has_short_scales else scales
         steps = _divisors(self.steps(as_tensor(scales, self.weight.device)))
         weight = self.weight + moved * self.steps(self.scales)
         low, high = self.form.code_range

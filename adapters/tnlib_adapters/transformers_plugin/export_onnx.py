@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +22,11 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files, without_note
 from tnlib_adapters.transformers_plugin.linear_layers import use_linear_layers
+from tnlib_adapters.transformers_plugin.onnx_integers import (
+    check_weights,
+    integer_weights,
+    use_integers,
+)
 
 GRAPH = "onnx/model.onnx"  # where sentence-transformers and optimum look for it
 _OUTPUT = "last_hidden_state"
@@ -39,7 +45,8 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
     Parameters
     ----------
     folder
-        Folder of an encoder, compressed or not. Factored layers are those of `use_linear_layers`.
+        Folder of an encoder, compressed or not. Factored layers are those of `use_linear_layers`. Integers of layout
+        "onnxruntime" stay integers, of which the graph is as small as the folder, and word embeddings take 8 bits.
     out
         Folder to create; it appears complete or not at all.
     force
@@ -55,6 +62,7 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
     import_optional(__name__, "onnxscript", "'tnlib[onnx]'")
     target, checkpoint = as_path("export_onnx", "out", out), open_checkpoint(folder)
     _check_encoder(checkpoint)
+    check_weights(integer_weights(checkpoint))
     check_text_path("export_onnx", "folder", checkpoint.folder.path)
     check_target("export_onnx", target, checkpoint.folder.path, force=force)
     model = _load(checkpoint)
@@ -96,11 +104,22 @@ def _load(checkpoint: Checkpoint) -> Any:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
+    loader, source, integers = getattr(transformers, name), checkpoint.folder.path, integer_weights(checkpoint)
+    if integers:  # read here: transformers would need the package of the format
+        config = transformers.AutoConfig.from_pretrained(source)
+        vars(config).pop("quantization_config", None)
+        tensors = checkpoint.folder.tensors
+        options |= {
+            "config": config,
+            "state_dict": {key: torch.from_numpy(np.array(info.read())) for key, info in tensors.items()},
+        }
+        with torch.device("meta"):
+            loader, source = type(loader.from_config(config)), None
     try:
-        model = getattr(transformers, name).from_pretrained(checkpoint.folder.path, **options)
+        model = loader.from_pretrained(source, **options)
     finally:
         transformers.logging.set_verbosity(verbosity)
-    return use_linear_layers(model.eval())
+    return use_integers(model.eval(), checkpoint) if integers else use_linear_layers(model.eval())
 
 
 def _sample(wiring: Wiring, config: Any) -> dict[str, Tensor]:

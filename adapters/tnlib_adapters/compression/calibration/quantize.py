@@ -26,6 +26,7 @@ from tnlib_adapters.compression.methods.quantized import (
     QuantizedWeight,
     RoundedProduct,
 )
+from tnlib_adapters.compression.options import ENGINES
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
@@ -74,6 +75,9 @@ def factorise_quantized(
 def forms_of(request: Request) -> Forms:
     """Return the forms of weights that are options for a request."""
     budget, least = request.budget, _LEAST_WHOLE[request.effort]
+    if request.layout in ENGINES:
+        engine = ENGINES[request.layout]
+        return Forms(budget.width, factors=False, widths=engine.bits, groups=engine.groups, has_zero=True)
     factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
     return Forms(budget.width, factors, budget.keep is not None)
 

@@ -67,7 +67,7 @@ class NarrowModel:
             self._refuse("its keys and values are made from latent vectors")
         widths = self._requested(request)
         heads, neurons = widths.head < self._before.head, widths.neurons != self._before.neurons
-        self.what = "layers" if heads and neurons else "mlp" if neurons else "attention"
+        self.what = "linear" if heads and neurons else "mlp" if neurons else "attention"
         sizes: dict[str, Any] = {HEAD: widths.head} if heads else {}
         self._narrow = self._with_config(sizes)  # with its own scale of the scores; the tensors are the original ones
         self._sizes = sizes | ({NEURONS: widths.neurons} if neurons else {})

@@ -95,11 +95,25 @@ class Forms:
         True for products of two factors too.
     fewer_numbers
         True for forms that others undercut in bits and in loss, but not in numbers.
+    widths, groups
+        Bits of whole weights, and numbers that share a scale, 0 for a whole column.
+    has_zero
+        True for the grid of engines, whose groups divide the columns: the largest that does is an option.
     """
 
     bits: int | None = None
     factors: bool = True
     fewer_numbers: bool = False
+    widths: tuple[int, ...] = BITS
+    groups: tuple[int, ...] = GROUPS
+    has_zero: bool = False
+
+    def groups_of(self, length: int) -> list[int]:
+        """Return the groups of a column of this length."""
+        if not self.has_zero:
+            return [group for group in self.groups if group < length]
+        dividing = [group for group in self.groups if group and length % group == 0]
+        return [*self.groups[: self.groups[0] == 0], *dividing[:1]]
 
 
 class QuantizedWeight:
@@ -137,8 +151,9 @@ class QuantizedWeight:
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
         if self._forms.bits is not None:
-            return self._whole((self._forms.bits,), GROUPS[:1])
-        candidates = self._whole(BITS, GROUPS)
+            groups = self._forms.groups_of(self.weight.shape[int(self._by_row)])[-1:] if self._forms.has_zero else (0,)
+            return self._whole((self._forms.bits,), groups)
+        candidates = self._whole(self._forms.widths)
         if self._forms.factors and not self._by_row and self.weight.any():  # zeros have no components
             candidates += self._factored()
         options = list[Option]()
@@ -163,18 +178,18 @@ class QuantizedWeight:
         return self._product(chosen.rank, chosen.bits)
 
     def _round(self, whole: Array, option: Option) -> Integers:
-        form = IntegerFormat(option.bits, int(self._by_row), option.group)
+        form = IntegerFormat(option.bits, int(self._by_row), option.group, self._forms.has_zero)
         return round_compensated(whole, form, self._reads, self._slopes)
 
-    def _whole(self, widths: Sequence[int], groups: Sequence[int]) -> list[Option]:
+    def _whole(self, widths: Sequence[int], groups: Sequence[int] | None = None) -> list[Option]:
         """Return the whole weight in these widths and groups, with losses relative to the measured one at 3 bits."""
         axis, options = int(self._by_row), list[Option]()
-        for group in (group for group in groups if group < self.weight.shape[axis]):
-            form = IntegerFormat(_MEASURED, axis, group)
+        for group in self._forms.groups_of(self.weight.shape[axis]) if groups is None else groups:
+            form = IntegerFormat(_MEASURED, axis, group, self._forms.has_zero)
             rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
             measured = self._loss(rounded.values())
             for bits in widths:
-                form = IntegerFormat(bits, axis, group if bits < 8 else 0)
+                form = IntegerFormat(bits, axis, group if bits < 8 or self._forms.has_zero else 0, self._forms.has_zero)
                 expected = measured * (_OF_GROUPS if group else _OF_COLUMNS)[bits]
                 options.append(
                     Option(bits, form.group, None, form.n_bits(self.weight.shape), self.weight.size, expected)

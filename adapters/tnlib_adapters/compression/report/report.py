@@ -20,7 +20,7 @@ SUBJECTS = {
     "attention": "attention",
     "mlp": "feed-forward layers",
     "all": "attention, feed-forward and embeddings",
-    "layers": "attention and feed-forward layers",  # of layout "narrow"
+    "linear": "attention and feed-forward layers",
 }
 
 
@@ -108,7 +108,7 @@ class Report:
     flops: dict[str, int] = field(default_factory=dict)  # multiplications per token of the compressed part, "before"
     # and "after", if the method counts them
     store: str = "float"
-    what: str = "attention"  # the compressed part of the model: "attention", "mlp" or "all"
+    what: str = "attention"  # the compressed part of the model: a key of `SUBJECTS`
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
     plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
     average_bits: float | None = None  # stored in the factored layout, per number of the source
