@@ -4,7 +4,8 @@
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
-#   make engines  build llama.cpp once into ENGINES, in minutes, and pass the tests that run narrow models in it
+#   make engines  install llama.cpp, gptqmodel and onnxruntime-genai once into ENGINES, in minutes, and pass the tests
+#                that run compressed models in them
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
 #   make check   lint, types, architecture
 #   make docs    run gallery and tutorials, build the pages into out/docs
@@ -50,7 +51,8 @@ LLAMA_CPP_VERSION := 0.3.36
 LLAMA_CPP := llama_cpp_python-$(LLAMA_CPP_VERSION)
 engines: export OMP_NUM_THREADS = 1
 engines: export LLAMA_CPP_SOURCE = $(ENGINES)/$(LLAMA_CPP)
-engines: $(VENV)/.installed-test $(ENGINES)/$(LLAMA_CPP)/.built
+engines: export READERS_PYTHON = $(ENGINES)/readers/bin/python
+engines: $(VENV)/.installed-test $(ENGINES)/$(LLAMA_CPP)/.built $(ENGINES)/readers/.installed
 	$(PIP) sentencepiece protobuf diskcache jinja2
 	$(PIP) --no-deps --no-index --find-links $(ENGINES) llama-cpp-python
 	$(BIN)/python -m pytest --quiet -m engines tests/engines
@@ -60,6 +62,12 @@ $(ENGINES)/$(LLAMA_CPP)/.built: | $(BIN)/python
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest $(ENGINES) llama-cpp-python==$(LLAMA_CPP_VERSION)
 	tar -xzf $(ENGINES)/$(LLAMA_CPP).tar.gz -C $(ENGINES)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(ENGINES) $(ENGINES)/$(LLAMA_CPP).tar.gz
+	touch $@
+
+# They want another torch than the one that the tests run with.
+$(ENGINES)/readers/.installed:
+	$(PYTHON) -m venv $(ENGINES)/readers
+	$(ENGINES)/readers/bin/python -m pip install --quiet gptqmodel==7.7.0 onnxruntime-genai==0.18.0 onnx-ir onnx
 	touch $@
 
 PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py \

@@ -46,7 +46,7 @@ class EngineLayout:
     multiple
         Divisor of the inputs and outputs of every layer.
     of_causal, of_encoders
-        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; None if
+        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
         the engine has none.
     """
 
@@ -54,15 +54,15 @@ class EngineLayout:
     groups: tuple[int, ...]
     multiple: int
     of_causal: str
-    of_encoders: str | None
+    of_encoders: str
 
-    def format_of(self, *, predicts: bool) -> str | None:
+    def format_of(self, *, predicts: bool) -> str:
         """Return the format of the tensors of a model that predicts tokens, or of another."""
         return self.of_causal if predicts else self.of_encoders
 
 
 ENGINES: Mapping[str, EngineLayout] = {
-    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), 32, "gptq", None),
+    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), 32, "gptq", ""),
     "compressed-tensors": EngineLayout(
         (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), 32, "compressed-tensors", "compressed-tensors"
     ),

@@ -145,6 +145,8 @@ class Request:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise if this model cannot be compressed with these options."""
         check_uncompressed("compress", checkpoint)
+        if self.layout in ENGINES:
+            _check_engine(self.layout, checkpoint)
         if self.what != "mlp":
             check_attention("compress", checkpoint, self.method)
         check_runs("compress", checkpoint, self.method)
@@ -157,8 +159,6 @@ class Request:
                     f"compress: window (--window) must be at most {context}, the context of this model, got "
                     f"{self.window}; lower it."
                 )
-        if self.layout in ENGINES:
-            _check_engine(self.layout, checkpoint)
         if self.layout != "narrow":
             self._check_what(wiring)
 
@@ -344,7 +344,7 @@ class Request:
 def _check_engine(layout: str, checkpoint: Checkpoint) -> None:
     """Raise if the linear layers of a model cannot be written in a layout of an engine."""
     engine, wiring = ENGINES[layout], checkpoint.wiring
-    if engine.format_of(predicts=wiring.unembedding is not None) is None or wiring.encoder is not None:
+    if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
         raise ArgumentError(
             f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
             "'compressed-tensors' or 'factored'."
@@ -353,8 +353,9 @@ def _check_engine(layout: str, checkpoint: Checkpoint) -> None:
         for held, linear in layer.attention.projections.items():
             if len(held) > 1 or linear.stored != "out_in":
                 raise ArgumentError(
-                    f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got a "
-                    f"{wiring.model_type} with {linear.name!r} for {', '.join(held)}; pass layout 'factored' or 'dense'."
+                    f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got "
+                    f"{linear.name!r} of a {wiring.model_type} for {', '.join(held)}; pass layout 'factored' or "
+                    "'dense'."
                 )
         both = next((own for own in layer.feed_forward_layers if own.gate is not None and own.gate == own.up), None)
         if both is not None:

@@ -41,7 +41,9 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
     if layout in ENGINES:
         linear = [(_linear(checkpoint, own), own) for of_module in plan.descriptions.values() for own in of_module]
-        config[KEY] = DESCRIBE[_format_of(checkpoint, layout)]({own.module: next(iter(d.formats.values())) for own, d in linear})
+        config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
+            {own.module: next(iter(d.formats.values())) for own, d in linear}
+        )
     yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
 
 
@@ -157,16 +159,14 @@ def _new_integers(
         linear = _linear(checkpoint, matrix.describe())
         (integers,) = matrix.integers.values()
         new += entries(stored_as, linear.module, integers)
-        if linear.bias in names:
+        if linear.bias is not None and linear.bias in names:
             new.append(Entry(linear.bias, dtype, encode_in_range(linear.bias, matrix.arrays["bias"], dtype)))
     return new
 
 
 def _format_of(checkpoint: Checkpoint, layout: str) -> str:
     """Return the format of tensors of a layout of an engine for this model."""
-    stored_as = ENGINES[layout].format_of(predicts=checkpoint.wiring.unembedding is not None)
-    assert stored_as is not None  # checked before any work
-    return stored_as
+    return ENGINES[layout].format_of(predicts=checkpoint.wiring.unembedding is not None)
 
 
 def _linear(checkpoint: Checkpoint, description: Description) -> Linear:

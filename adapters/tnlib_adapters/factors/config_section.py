@@ -29,6 +29,13 @@ def describe(stored: Sequence[Description], layers: Sequence[str], method: str) 
     return section | ({MODULES: modules} if modules else {})
 
 
+def quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the section of config.json, empty if there is none, and the other sections."""
+    section = config.get(KEY)
+    others = {key: value for key, value in config.items() if key != KEY}
+    return (section if isinstance(section, Mapping) else {}), others
+
+
 def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 

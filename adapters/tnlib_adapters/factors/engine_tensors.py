@@ -24,7 +24,7 @@ import numpy as np
 
 from tnlib import FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.factors.config_section import KEY
+from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS, Entry, TensorInfo, check_finite, to_bf16
@@ -149,7 +149,9 @@ class IntegerTensor(TensorInfo):
         if groups is None or (groups < 0).all():
             groups = np.arange(n_in) // -(-n_in // scales.shape[1])
         if groups.min() < 0 or groups.max() >= scales.shape[1]:
-            raise self._damaged(f"inputs are in groups 0 to {scales.shape[1] - 1}, got {groups.min()} to {groups.max()}")
+            raise self._damaged(
+                f"inputs are in groups 0 to {scales.shape[1] - 1}, got {groups.min()} to {groups.max()}"
+            )
         check_finite(self.name, self.file, scales)
         return codes, zeros, scales, groups
 
@@ -168,7 +170,8 @@ class IntegerTensor(TensorInfo):
 
     def _damaged(self, problem: str) -> FileFormatError:
         return FileFormatError(
-            f"open_checkpoint: the integers of {self.name!r} in {self.file} are damaged: {problem}; copy the file again."
+            f"open_checkpoint: the integers of {self.name!r} in {self.file} are damaged: {problem}; copy the file "
+            "again."
         )
 
 
@@ -180,9 +183,9 @@ def with_dequantized(folder: Folder) -> Folder:
     FileFormatError
         If tensors of a weight are missing or their shapes contradict each other.
     """
-    section = folder.config.get(KEY)
-    method = section.get("quant_method") if isinstance(section, Mapping) else None
-    if method not in _CODES:
+    section, config = quantization(folder.config)
+    method = section.get("quant_method")
+    if method not in tuple(_CODES):
         return folder
     tensors, prefixes = dict(folder.tensors), dict[str, str]()
     v1 = method == GPTQ and section.get("checkpoint_format", "gptq") == "gptq"
@@ -194,7 +197,6 @@ def with_dequantized(folder: Folder) -> Folder:
         names = [name for name in folder.tensors if name.rpartition(".")[0] == module and not name.endswith(".bias")]
         parts = {name.rpartition(".")[2]: tensors.pop(name) for name in names}
         tensors[f"{module}.weight"] = _integer_tensor(method, f"{module}.weight", parts, zero_offset=int(v1))
-    config = {key: value for key, value in folder.config.items() if key != KEY}
     return replace(folder, tensors=tensors, config=config)
 
 

@@ -104,9 +104,10 @@ def _load(checkpoint: Checkpoint) -> Any:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
-    loader, source, integers = getattr(transformers, name), checkpoint.folder.path, integer_weights(checkpoint)
+    loader, integers = getattr(transformers, name), integer_weights(checkpoint)
+    source: Path | None = checkpoint.folder.path
     if integers:  # read here: transformers would need the package of the format
-        config = transformers.AutoConfig.from_pretrained(source)
+        config = transformers.AutoConfig.from_pretrained(checkpoint.folder.path)
         vars(config).pop("quantization_config", None)
         tensors = checkpoint.folder.tensors
         options |= {

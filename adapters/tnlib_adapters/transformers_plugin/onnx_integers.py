@@ -1,7 +1,7 @@
 """Integer weights in an ONNX graph: the operators MatMulNBits and GatherBlockQuantized of onnxruntime.
 
-Weights that a folder stores as integers (`factors.engine_tensors`) keep their codes and scales in the graph; the table of
-token embeddings is rounded to 8 bits. onnxruntime multiplies in integers, activations in 8 bits (`accuracy_level` 4).
+Weights that a folder stores as integers (`factors.engine_tensors`) keep their codes and scales in the graph; the table
+of token embeddings is rounded to 8 bits. onnxruntime rounds activations to 8 bits too (`accuracy_level` 4).
 """
 
 from __future__ import annotations

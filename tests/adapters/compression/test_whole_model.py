@@ -350,7 +350,7 @@ def test_all_of_a_model_of_text(folders: Any) -> None:
 
 def test_what_is_off_is_refused(folders: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with refused(ArgumentError, "compress: what must be one of all, attention, mlp", "'norms'"):
+    with refused(ArgumentError, "compress: what must be one of all, linear, attention, mlp", "'norms'"):
         tnlib_adapters.compress(folders["bert"], out, Budget(keep=0.5), what="norms")
     with refused(ArgumentError, "what must be 'attention' for a tnlib_attention_only"):
         tnlib_adapters.compress(builtin_path(), out, Budget(keep=0.5), what="mlp")

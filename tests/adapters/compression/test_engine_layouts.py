@@ -1,0 +1,150 @@
+"""Layouts of inference engines: what is written, who reads it without tnlib, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oracles import refused
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tnlib_adapters import Budget, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.options import ENGINES  # noqa: E402
+from transformers_models import made_up_text  # noqa: E402
+
+from tnlib import ArgumentError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
+
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Layout and budget -> folder of the built-in Llama."""
+    text = tmp_path / "text.txt"
+    text.write_text(made_up_text(), encoding="utf-8")
+
+    def get(layout: str, budget: Budget, source: Path | None = None, **options: Any) -> Path:
+        out = tmp_path / layout
+        compress(source or builtin_path("llama"), out, budget, calibration=text, layout=layout, **options)
+        return out
+
+    return get
+
+
+def logits_of(model: Any) -> Any:
+    with torch.no_grad():
+        return model(torch.arange(5, 45)[None]).logits
+
+
+def dense(folder: Path) -> Any:
+    """The model that the integers of a folder stand for."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(builtin_path("llama"), dtype=torch.float32)
+    checkpoint = open_checkpoint(folder)
+    read = {name: torch.from_numpy(np.array(info.read())) for name, info in checkpoint.folder.tensors.items()}
+    left = model.load_state_dict(read, strict=False)
+    assert left.missing_keys == ["lm_head.weight"]  # tied
+    return model.eval()
+
+
+@pytest.mark.parametrize("effort", ["low", "default"])
+def test_transformers_reads_compressed_tensors_without_tnlib(written: Written, effort: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    out = written("compressed-tensors", Budget(bits=3.5), effort=effort)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert torch.equal(logits_of(model), logits_of(dense(out)))
+
+
+@pytest.mark.parametrize("layout", sorted(ENGINES))
+def test_every_weight_has_a_width_and_a_group_of_the_engine(layout: str, written: Written) -> None:
+    out, engine = written(layout, Budget(bits=4.0)), ENGINES[layout]
+    tensors = open_checkpoint(out).folder.tensors
+    integers = {name: info for name, info in tensors.items() if hasattr(info, "n_bits")}
+    assert len(integers) == 28  # q, k, v, o, gate, up, down in 4 layers
+    assert {info.n_bits for info in integers.values()} <= {*engine.bits}
+    for info in integers.values():
+        group = info.shape[1] // info.n_groups
+        assert group in engine.groups or (group == info.shape[1] and 0 in engine.groups)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    stored_as = engine.format_of(predicts=True)
+    assert section["quant_method"] == stored_as
+    if stored_as == "gptq":
+        for name, info in integers.items():
+            module = name.removesuffix(".weight").replace(".", r"\.")
+            own = section.get("dynamic", {}).get(rf"+:^{module}(\.|$)", section)
+            group = info.shape[1] // info.n_groups
+            assert own["bits"] == info.n_bits
+            assert own["group_size"] in (group, -1)
+
+
+def test_bits_of_the_budget_are_those_of_the_file(written: Written) -> None:
+    out = written("compressed-tensors", Budget(bits=4.0))
+    report = json.loads((out / "tnlib_report.json").read_text())
+    assert report["what"] == "linear"
+    assert report["average_bits"] <= 4.0
+    stored = sum(report["bytes_after"].values()) - report["bytes_after"]["other"]
+    assert 8 * stored <= 4.0 * report["n_before"] + 28 * 8 * 16  # shapes of the weights
+
+
+def test_one_width_for_all_in_groups(written: Written) -> None:
+    out = written("onnxruntime", Budget(store="int4"))
+    tensors = open_checkpoint(out).folder.tensors
+    kinds = {(info.n_bits, info.shape[1] // info.n_groups) for info in tensors.values() if hasattr(info, "n_bits")}
+    assert kinds == {(4, 128), (4, 64)}
+
+
+def test_evaluate_and_compress_read_a_written_folder(written: Written, tmp_path: Path) -> None:
+    out = written("gptq", Budget(bits=8.0))
+    measured = evaluate(builtin_path("llama"), out, tmp_path / "text.txt")
+    assert measured.divergence < 1e-3
+    assert compress(out, tmp_path / "again", Budget(keep=0.5)).n_after > 0
+
+
+def test_what_an_engine_cannot_hold_is_refused_before_any_work(written: Written, saved: Any, tmp_path: Path) -> None:
+    four = Budget(bits=4.0)
+    cases: list[tuple[str, Budget, dict[str, Any], str]] = [
+        ("gptq", Budget(keep=0.5), {}, "keep"),
+        ("gptq", four, {"what": "all", "method": "calibrated"}, "method"),
+        ("gptq", Budget(store="int8"), {"method": "matrix"}, "method"),
+        ("gptq", four, {"source": saved("bert")[1]}, "predicts"),
+        ("compressed-tensors", four, {"source": saved("gpt2")[1]}, "linear layers of their own"),
+        ("compressed-tensors", four, {"source": saved("bert")[1]}, "multiples of 32"),
+        ("onnxruntime", Budget(store="int3"), {}, "bits"),
+    ]
+    for layout, budget, options, word in cases:
+        with refused(ArgumentError, word):
+            written(layout, budget, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.slow
+def test_onnxruntime_computes_with_the_integers_of_an_encoder(written: Written, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
+    from transformers_models import save_with_tokenizer
+
+    config = transformers.BertConfig(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    source = save_with_tokenizer(transformers.BertModel(config).eval(), tmp_path / "in")
+    out = written("onnxruntime", Budget(bits=6.0), source=source)
+    graph = export_onnx(out, tmp_path / "graph")
+    whole = export_onnx(source, tmp_path / "whole")
+    x = {"input_ids": np.arange(6, 30)[None], "attention_mask": np.ones((1, 24), np.int64)}
+    x["token_type_ids"] = np.zeros_like(x["input_ids"])
+    found, before = (onnxruntime.InferenceSession(str(g)).run(None, x)[0] for g in (graph, whole))
+    assert np.linalg.norm(found - before) < 0.1 * np.linalg.norm(before)
+    assert graph.stat().st_size < 0.4 * whole.stat().st_size
+    other = written("compressed-tensors", Budget(bits=3.0), source=source)
+    with refused(ArgumentError, "--layout onnxruntime"):
+        export_onnx(other, tmp_path / "graph2")
