@@ -2,7 +2,8 @@
 
     python -m benchmarks.smollm2
     make engines        # once: installs the readers
-    READERS_PYTHON=~/.cache/tnlib-engines/readers/bin/python python -m benchmarks.engines [--bits 4.5] [--folders FOLDER]
+    export READERS_PYTHON=~/.cache/tnlib-engines/readers/bin/python
+    python -m benchmarks.engines [--bits 4.5] [--folders FOLDER]
 
 Linear layers are compressed to `--bits` on the text of `benchmarks.language_models`, without a fit. Every row loads one
 folder in a process of its own, with two threads: memory is that of the process after loading, beyond an empty one with
