@@ -79,6 +79,13 @@ class Format(ABC):
         """Return what a value stores beside its arrays, as JSON values."""
         return {}
 
+    def broken_claim(self) -> str | None:
+        """Return which array is not in the gauge that the value claims, beyond roundoff; None if all are.
+
+        Constructors take gauges as they are told; `load` does not.
+        """
+        return None
+
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ def test_results_can_be_saved(name: str, dtype: np.dtype, tmp_path: Path) -> Non
 
 def test_long_lists_keep_their_order(tmp_path: Path) -> None:
     """cores.10 sorts before cores.2 as text."""
-    value = tnlib.TensorTrain(oracles.random_cores((2,) * 23, (1, *range(2, 24), 1)), center=4, log_scale=0.1)
+    value = tnlib.TensorTrain(oracles.random_cores((2,) * 23, (1, *range(2, 24), 1)), log_scale=0.1)
     tnlib.save(tmp_path / "a", value)
     oracles.assert_same_bits(tnlib.load(tmp_path / "a"), value)
 
@@ -81,7 +81,7 @@ def test_layouts_do_not_matter(tmp_path: Path) -> None:
 
 def test_numpy_integers_in_headers(tmp_path: Path) -> None:
     train = tnlib.TensorTrain([np.ones((1, 2, 1))], center=np.int64(0), log_scale=np.float32(0.5))
-    split = tnlib.SVD(np.ones((2, 1)), [1.0], np.ones((1, 3)), left=np.array([1]))
+    split = tnlib.SVD(np.eye(2, 1), [1.0], np.eye(1, 3), left=np.array([1]))
     for value in (train, split):
         tnlib.save(tmp_path / "a", value)
         oracles.assert_same_bits(tnlib.load(tmp_path / "a"), value)
@@ -112,7 +112,7 @@ def test_of_a_fit_the_value_is_asked_for(tmp_path: Path) -> None:
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     path = tmp_path / "good"
-    tnlib.save(path, tnlib.TensorTrain(oracles.random_cores((3, 4), (1, 2, 1), np.complex128), center=1))
+    tnlib.save(path, tnlib.TensorTrain(oracles.random_cores((3, 4), (1, 2, 1), np.complex128), center=None))
     return path
 
 
@@ -122,7 +122,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return header, safetensors.numpy.load_file(path)
 
 
-def write(path: Path, header: Any, arrays: dict[str, np.ndarray]) -> None:
+def write(path: Path, header: Any, arrays: dict[str, np.ndarray], *, digest: bool = False) -> None:
+    if digest:  # of what is written
+        rest = {key: x for key, x in header.items() if key != "digest"}
+        header = rest | {"digest": tnlib.io._digest(rest, arrays)}
     text = header if isinstance(header, str) else json.dumps(header)
     safetensors.numpy.save_file(arrays, path, {"tnlib": text})
 
@@ -282,7 +285,7 @@ def test_dtypes_that_numpy_lacks(good: Path, kind: str) -> None:
 
 
 SMALL = [
-    tnlib.TensorTrain(oracles.random_cores((3, 2), (1, 2, 1), np.complex64), 1, 1 / 3),
+    tnlib.TensorTrain(oracles.random_cores((3, 2), (1, 2, 1), np.complex64), None, 1 / 3),
     tnlib.SVD(oracles.isometry(4, 2), [2.0, 1.0], oracles.isometry(3, 2).T),
     tnlib.CP(np.array([2.0, 1.0]), [oracles.normal((3, 2)), oracles.normal((2, 2))]),
     tnlib.KroneckerTerms(oracles.normal((2, 2, 1)), [tnlib.LowRank(np.ones((2, 1)), np.ones((1, 3)))] * 2),
@@ -333,6 +336,33 @@ def test_bytes_written_over(tmp_path_factory: pytest.TempPathFactory, which: int
     loads_the_same_or_not_at_all(path, SMALL[which], bytes(data))
 
 
+@pytest.mark.parametrize("value", ALL_FORMATS, ids=oracles.format_id)
+def test_a_gauge_that_a_value_does_not_have_is_refused(value: Any, tmp_path: Path) -> None:
+    """Of a file that was changed together with its digest, and of a value in memory."""
+    tnlib.save(tmp_path / "a", value)
+    header, arrays = read(tmp_path / "a")
+    changes: list[dict[str, np.ndarray]] = []
+    for name, a in arrays.items():
+        changes.append({name: (a * 1.1).astype(a.dtype)})
+        if a.ndim == 1 and len(a) > 1:
+            changes.append({name: a[::-1].copy()})
+    for change in changes:
+        write(tmp_path / "a", header, {**arrays, **change}, digest=True)
+        try:
+            loaded = tnlib.load(tmp_path / "a")
+        except tnlib.FileFormatError:
+            continue
+        assert loaded.norm() == pytest.approx(np.linalg.norm(loaded.full()), rel=1e-4)
+
+
+def test_a_false_centre_is_not_saved(tmp_path: Path) -> None:
+    false = tnlib.TensorTrain(oracles.random_cores((2, 3, 2), (1, 2, 2, 1)), center=1)
+    with oracles.refused(ValueError, "save: value must be in the gauge", "core 0", "canonicalize"):
+        tnlib.save(tmp_path / "a", false)
+    assert not [*tmp_path.iterdir()]
+    tnlib.save(tmp_path / "a", tnlib.canonicalize(tnlib.TensorTrain(false.cores), 1))
+
+
 # ---------------------------------------------------------------------------------------------- files of version 1
 
 DATA = Path(__file__).parent / "data"
@@ -347,12 +377,12 @@ def ramp(shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
 VERSION_1 = [
     tnlib.SVD(np.eye(6, 2, dtype=complex).reshape(2, 3, 2), [2.0, 0.5], np.eye(2, 4, dtype=complex), left=(2, 0)),
     tnlib.LowRank(ramp((3, 2), np.float32), ramp((2, 4), np.float32)),
-    tnlib.TensorTrain([ramp((1, 2, 2), complex), ramp((2, 3, 1), complex)], center=1, log_scale=-2.5),
+    tnlib.TensorTrain([np.eye(2, dtype=complex)[None], ramp((2, 3, 1), complex)], center=1, log_scale=-2.5),
     tnlib.TTMatrix([ramp((1, 2, 2, 2)), 1e-200 * ramp((2, 1, 3, 1))], log_scale=1000.0),
     tnlib.Tucker(ramp((2, 1)), [ramp((3, 2)), ramp((2, 1))]),
     tnlib.CP([2.0, 1.0], [ramp((3, 2)), ramp((2, 2)), ramp((2, 2))]),
     tnlib.KroneckerTerms(ramp((2, 2, 3)), [tnlib.LowRank(ramp((2, 1)), ramp((1, 2))), ramp((2, 2))]),
-    tnlib.Vidal([ramp((1, 2, 2)), ramp((2, 3, 1))], [np.array([0.8, 0.6])], log_scale=0.75),
+    tnlib.Vidal([np.eye(2)[None], np.eye(2, 3)[..., None]], [np.array([0.8, 0.6])], log_scale=0.75),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,46 @@ def mutate_safetensors(rng: Random, content: bytes) -> bytes:
     raw += b" " * (-len(raw) % 8)
     length = len(raw) if rng.random() < 0.95 else rng.choice([0, 7, len(raw) + 1, 2**31, 2**63, 2**64 - 1])
     return length.to_bytes(8, "little") + raw + content[start:]
+
+
+def mutate_npy(rng: Random, content: bytes) -> bytes:
+    """Change values of the header of an npy file, its syntax, its length or its version."""
+    start = 10 + int.from_bytes(content[8:10], "little")
+    header = content[10:start].decode("latin-1")
+    shapes = [
+        "(3, 4)",
+        "()",
+        "(0,)",
+        "(-1, 4)",
+        "(3,)",
+        "(2**62, 8)",
+        "(10**30,)",
+        "(True, 4)",
+        "(1.5,)",
+        "None",
+        "[3]",
+    ]
+    kinds = ["'<f8'", "'>f8'", "'|O'", "'<U5'", "'V16'", "'M8[s]'", "[('a', '<f8')]", "'<f8' * 9", "3", "'f9'", "None"]
+    for _ in range(rng.choice([1, 1, 2])):
+        match rng.randrange(5):
+            case 0:
+                header = re.sub(r"\([^)]*\)", lambda _: rng.choice(shapes), header, count=1)
+            case 1:
+                header = re.sub(r"'descr': [^,]*", lambda _: f"'descr': {rng.choice(kinds)}", header, count=1)
+            case 2:
+                header = header.replace(
+                    rng.choice(["True", "False", "shape", "}", "'", ","]), rng.choice(["", "(", "\\", "\0"])
+                )
+            case 3:
+                header = rng.choice(["", "{", "[" * 500, "'", "PK", "\t\n (", "1" * 5000, header * 2])
+            case 4:
+                place = rng.randrange(len(header) + 1)
+                header = header[:place] + rng.choice(["\n", "\xff", "#", '"""', "lambda: 0"]) + header[place:]
+    raw = header.encode("latin-1")
+    length = len(raw) if rng.random() < 0.9 else rng.choice([0, 1, 65535])
+    version = content[6:8] if rng.random() < 0.9 else rng.choice([b"\x02\x00", b"\x03\x00", b"\x09\x00"])
+    magic = content[:6] if rng.random() < 0.95 else rng.choice([b"PK\x03\x04\0\0", b"\x80\x04abcd"])
+    return magic + version + length.to_bytes(2, "little") + raw + content[start:]
 
 
 def mutate_hdf5(outside: Path) -> Mutation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tnlib_adapters import builtin_path, open_checkpoint
 
 import tnlib
 
-from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_safetensors
+from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_npy, mutate_safetensors
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,44 @@ def statistics(folder: Path, outside: Path) -> Reader:
     return Reader([folder / "statistics"], [mutate_bytes, mutate_safetensors], read)
 
 
+def npy(folder: Path, outside: Path) -> Reader:
+    from tnlib_adapters.files.array_files import describe_file, open_array
+
+    np.save(folder / "a.npy", oracles.normal((3, 4)))
+    np.save(folder / "b.npy", np.asfortranarray(oracles.normal((2, 3, 2), np.complex64)))
+
+    def read(file: Path) -> None:
+        describe_file(file)
+        with open_array("fuzz", file) as array:
+            if math.prod(array.shape) < 1000:
+                tnlib.tt_svd(array)
+
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_npy], read)
+
+
+def zarr(folder: Path, outside: Path) -> Reader:
+    import zarr as library
+    from tnlib_adapters.files.array_files import describe_file, open_array
+
+    library.save_array(folder / "a.zarr", oracles.normal((4, 6)))
+    chunked = library.create_array(folder / "b.zarr", shape=(4, 6), chunks=(2, 3), dtype="f4", zarr_format=2)
+    chunked[:] = oracles.normal((4, 6), np.float32)
+
+    def read(file: Path) -> None:
+        place = next(parent for parent in file.parents if parent.suffix == ".zarr")
+        describe_file(place)
+        with open_array("fuzz", place) as array:
+            if math.prod(array.shape) < 1000:
+                for storage in (None, tnlib.Storage(memory=1e6)):
+                    tnlib.tt_svd(array, storage=storage)
+
+    def mutate(rng: Any, content: bytes) -> bytes:
+        return mutate_json(rng, content) if content.startswith(b"{") else mutate_bytes(rng, content)
+
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".zattrs")
+    return Reader(sorted(files), [mutate_bytes, mutate], read)
+
+
 READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "load": load,
     "safetensors": safetensors,
@@ -172,4 +211,6 @@ READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "index": partial(checkpoint, files=["*.index.json"], mutations=[mutate_bytes, mutate_json]),
     "config": partial(checkpoint, files=["config.json"], mutations=[mutate_bytes, mutate_json]),
     "statistics": statistics,
+    "npy": npy,
+    "zarr": zarr,
 }

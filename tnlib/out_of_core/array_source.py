@@ -111,13 +111,14 @@ class ArraySource:
     def _fetch(self, index: tuple[slice, ...]) -> Array:
         try:
             return np.asarray(self._x[index])
-        except (OSError, RuntimeError) as problem:  # h5py, zarr
+        except Exception as problem:  # whatever the codecs of h5py, zarr and others raise
             raise self._unreadable(index, problem) from problem
 
     def _unreadable(self, index: tuple[slice, ...], problem: object) -> FileFormatError:
         where = ", ".join(f"{part.start}:{part.stop}" for part in index)
+        said = " ".join(f"{problem}".split())[:300] or type(problem).__name__
         return FileFormatError(
-            f"{self.function}: {self.parameter} must be readable to its end, got {problem} at [{where}]; "
+            f"{self.function}: {self.parameter} must be readable to its end, got {said} at [{where}]; "
             "the storage may be cut short, write it again."
         )
 

@@ -61,7 +61,7 @@ def open_passes(
             return None, x
         source, limit = source_of(function, parameter, x), checked.limit()
         if limit.holds(source.nbytes):
-            return None, x
+            return None, x if isinstance(x, np.ndarray) else source.read_all()
     sizes = {"memory": limit.total, "tile": limit.tile}
     request = {"function": function, "array": source.identity(), **sizes, **call}
     workers = None if client is None else DaskExecutor(function, client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,9 +55,11 @@ def open_array(function: str, name: str | os.PathLike[str]) -> Iterator[Any]:
 
 def _open_npy(function: str, path: Path) -> Any:
     try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as problem:
-        raise FileFormatError(f"{function}: {path} is not a whole npy file ({problem}); save it again.") from None
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as problem:  # whatever a header makes the parser raise
+        raise FileFormatError(
+            f"{function}: {path} is not a whole npy file ({_said(problem)}); save it again."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -82,14 +85,21 @@ def _open_zarr(function: str, path: Path) -> Any:
     zarr = import_optional(function, "zarr", "zarr")
     try:
         opened = zarr.open(path, mode="r")
-    except (OSError, ValueError, KeyError) as problem:
-        raise FileFormatError(f"{function}: {path} is not a zarr array ({problem}); save it again.") from None
-    if not hasattr(opened, "shape"):
-        names = [f"{path.name}/{key}" for key in opened.array_keys()]
+        is_array = hasattr(opened, "shape")
+        names = [] if is_array else [f"{path.name}/{key}" for key in opened.array_keys()]
+        np.dtype(opened.dtype if is_array else "f8").itemsize  # noqa: B018  zarr has dtypes that numpy lacks
+    except Exception as problem:  # whatever the metadata make zarr raise
+        raise FileFormatError(f"{function}: {path} is not a zarr array ({_said(problem)}); save it again.") from None
+    if not is_array:
         raise ArgumentError(
             f"{function}: the folder must be a zarr array, got a group; pass one of {', '.join(names[:10]) or 'none'}."
         )
     return opened
+
+
+def _said(problem: Exception) -> str:
+    """Return an exception in one line of a message."""
+    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
 
 
 def decompose_file(
@@ -144,7 +154,7 @@ def describe_file(path: str | os.PathLike[str]) -> str:
         return f"{value!r}\nnorm {value.norm():.6g}"
     with open_array("info", path) as array:
         chunks = getattr(array, "chunks", None)
-        shape, count = " x ".join(map(str, array.shape)), int(array.size) * array.dtype.itemsize
+        shape, count = " x ".join(map(str, array.shape)), math.prod(array.shape) * array.dtype.itemsize
         lines = [f"array, shape {shape}, {array.dtype}, {count:,} bytes"]
         return "\n".join(lines + ([f"chunks {' x '.join(map(str, chunks))}"] if chunks else []))
 

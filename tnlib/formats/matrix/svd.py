@@ -19,6 +19,7 @@ from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
 from tnlib.formats.matrix.low_rank import LowRank, scaled_product_svd
 from tnlib.linalg.canonical_basis import canonical_basis_change
+from tnlib.linalg.orthogonal import is_isometry
 from tnlib.linalg.randomized import randomized_svd
 from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
@@ -191,6 +192,16 @@ class SVD(Format):
     def attributes(self) -> dict[str, Any]:
         """Return the positions of the left legs."""
         return {"left": list(self.left or ())}
+
+    def broken_claim(self) -> str | None:
+        """Return which of the three is not what it should be."""
+        rank = len(self.s)
+        if (self.s < 0).any() or (np.diff(self.s) > 0).any():
+            return "s must be non-negative and descending, and is not"
+        for name, a in (("u", self.u.reshape(-1, rank)), ("vh", self.vh.reshape(rank, -1).T)):
+            if not is_isometry(a):
+                return f"{name} must be isometric, and is not"
+        return None
 
     def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return np.finfo(dtype).dtype if name == "s" else dtype
