@@ -8,7 +8,7 @@ import sys
 from .campaign import fuzz, table
 
 NAMES = ["load", "safetensors", "tokenizer", "itensor", "tenpy", "weights", "index", "config", "statistics"]
-NAMES += ["npy", "zarr"]
+NAMES += ["npy", "zarr", "resume"]
 
 
 def main() -> int:

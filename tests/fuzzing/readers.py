@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -201,6 +202,33 @@ def zarr(folder: Path, outside: Path) -> Reader:
     return Reader(sorted(files), [mutate_bytes, mutate], read)
 
 
+def resume(folder: Path, outside: Path) -> Reader:
+    """The folder of an interrupted run, in which the run is resumed."""
+    from tnlib.out_of_core.passes import observed_passes
+
+    np.save(outside / "x.npy", oracles.noisy_tucker((40, 24, 30, 8), (3, 4, 5, 2)))
+    a = np.load(outside / "x.npy", mmap_mode="r")
+
+    def run(place: Path | None) -> Any:
+        return tnlib.tt_svd(a, rtol=1e-2, storage=tnlib.Storage(memory=1e6, folder=place)).value
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "pass 2" and done == total:
+            raise KeyError
+
+    with suppress(KeyError), observed_passes(interrupt):
+        run(folder / "run")
+    want = run(None)
+
+    def read(file: Path) -> None:
+        shutil.rmtree(outside / "run", ignore_errors=True)
+        shutil.copytree(file.parent, outside / "run")
+        oracles.assert_same_bits(run(outside / "run"), want)
+
+    files = (file for file in (folder / "run").iterdir() if file.stat().st_size)
+    return Reader(sorted(files), [mutate_bytes], read)
+
+
 READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "load": load,
     "safetensors": safetensors,
@@ -213,4 +241,5 @@ READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "statistics": statistics,
     "npy": npy,
     "zarr": zarr,
+    "resume": resume,
 }

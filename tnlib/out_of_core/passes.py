@@ -20,7 +20,7 @@ from tnlib._errors import FileFormatError
 from tnlib._typing import Array
 from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.mapped_file import open_source
-from tnlib.out_of_core.run_folder import RunFolder, release_pages
+from tnlib.out_of_core.run_folder import RunFolder, WrittenArray, release_pages
 from tnlib.out_of_core.storage import MemoryLimit
 from tnlib.out_of_core.tiles import PART, Combine, Partial, Work, checked_tile, tiles_of, words_of
 
@@ -209,7 +209,10 @@ class Passes:
 
 def write_tile(out: Array, index: tuple[slice, ...], values: Array) -> None:
     """Assign a part of an array of `Passes.new_array`, which takes no memory if it is mapped."""
-    out[index] = values
+    if isinstance(out, WrittenArray):
+        out.write(index, values)
+    else:
+        out[index] = values
     release_pages(out)
 
 

@@ -1,9 +1,14 @@
-"""The folder of a run: arrays between two passes, and the state of a pass from which a killed run is resumed."""
+"""The folder of a run: arrays between two passes, and the state of a pass from which a killed run is resumed.
+
+The state of a pass holds a digest of itself, and checksums of the parts of arrays that were written so far. A pass
+whose state or arrays are not as they were left is run again; where its input is gone by then, the folder is refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import math
@@ -11,7 +16,7 @@ import mmap
 import os
 import shutil
 import tempfile
-import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +31,8 @@ from tnlib._validate import as_path
 _REQUEST = "request.json"
 _LOCK = "lock"
 _MADE = "made"  # in a folder that did not exist before
+_GONE = ".gone"  # in place of an array that is no longer needed: the passes that were finished by then
+_DIGEST, _WRITTEN = "digest", "written"  # in the state of a pass
 
 
 class RunFolder:
@@ -50,6 +57,8 @@ class RunFolder:
         self._request = json.dumps(request, sort_keys=True)
         self._made = False  # a temporary folder
         self._lock: Any = None
+        self._passes: list[str] = []  # whose state is in the folder
+        self._arrays: dict[str, WrittenArray] = {}
         self.is_resumable = folder is not None
 
     def __enter__(self) -> Self:
@@ -76,33 +85,85 @@ class RunFolder:
             self._lock.close()
 
     def load(self, name: str) -> dict[str, Array] | None:
-        """Return the arrays stored under a name, None where there are none."""
-        if not self.is_resumable or not (file := self._path(f"pass-{name}.npz")).is_file():
+        """Return the arrays stored under a name, None where there are none, or others than were stored."""
+        if not self.is_resumable:
             return None
+        stored = self._as_stored(self._path(f"pass-{name}.npz"))
+        if stored is None and (
+            gone := [file.stem for file in self._folder_files(_GONE) if name in self._known_to(file)]
+        ):
+            raise ArgumentError(
+                f"{self._function}: storage.folder must hold the files that the interrupted run left, got others in "
+                f"{self._folder}, where pass {name} is to be run again and its input, {gone[0]}, was removed; remove "
+                "that folder."
+            )
+        if stored is not None:
+            self._passes.append(name)
+        return stored
+
+    def _as_stored(self, file: Path) -> dict[str, Array] | None:
+        """Return the arrays in a file of `store`, None if they or the arrays that the pass wrote have changed."""
         try:
-            with np.load(file) as stored:
-                return dict(stored)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # written by a machine that lost power
+            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as opened:
+                stored = dict(opened)
+            digest, written = bytes(stored.pop(_DIGEST)), json.loads(bytes(stored[_WRITTEN]))
+        except Exception:  # missing, written by a machine that lost power, or changed: whatever the parsers raise
             return None
+        if digest != self._digest(stored):
+            return None
+        for name, parts in written.items():
+            array = self._arrays.get(name)
+            if array is not None and not array.holds(parts):
+                return None
+            if array is not None:
+                array.parts.update(parts)
+        stored.pop(_WRITTEN)
+        return stored
+
+    def _digest(self, arrays: Mapping[str, Array]) -> bytes:
+        state = hashlib.blake2b(self._request.encode(), digest_size=16)
+        for name in sorted(arrays):
+            a = np.ascontiguousarray(arrays[name])
+            state.update(f"{name} {a.dtype.str} {a.shape}".encode())
+            state.update(a.reshape(-1).view(np.uint8).data)
+        return state.digest()
+
+    def _folder_files(self, ending: str) -> list[Path]:
+        return [] if self._folder is None else [file for file in self._folder.iterdir() if file.name.endswith(ending)]
+
+    def _known_to(self, file: Path) -> list[str]:
+        return file.read_bytes().decode("ascii", "replace").split()
 
     def store(self, name: str, arrays: Mapping[str, Array]) -> None:
         """Store arrays under a name; a write that fails leaves the previous ones."""
+        written = {key: array.parts for key, array in self._arrays.items() if array.is_resumable}
+        stored = {**arrays, _WRITTEN: np.frombuffer(json.dumps(written).encode(), np.uint8)}
         out = io.BytesIO()
-        np.savez(out, **arrays)  # type: ignore[arg-type]
+        np.savez(out, **stored, **{_DIGEST: np.frombuffer(self._digest(stored), np.uint8)})  # type: ignore[arg-type]
         with self._disk(out.tell()):
             write_whole(self._path(f"pass-{name}.npz"), out.getvalue())
+        self._passes = [*(known for known in self._passes if known != name), name]
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> WrittenArray:
         """Return a memory-mapped array of its own file, the one of an earlier run if there is one."""
         file, nbytes = self._path(f"array-{name}.bin"), math.prod(shape) * dtype.itemsize
         if not file.is_file() or file.stat().st_size != nbytes:
             with self._disk(nbytes), file.open("wb") as out:
                 _allocate(out, nbytes)
-        return np.memmap(file, dtype, "r+", shape=shape)
+        array = WrittenArray(file, dtype, "r+", shape=shape)
+        array.parts, array.is_resumable = {}, self.is_resumable
+        if not file.with_suffix(_GONE).exists():
+            self._arrays[name] = array
+        return array
 
     def remove(self, a: np.memmap[Any, Any]) -> None:
         """Remove the file of an array; nothing reads it any more."""
-        Path(str(a.filename)).unlink(missing_ok=True)
+        file = Path(str(a.filename))
+        self._arrays = {name: array for name, array in self._arrays.items() if array is not a}
+        if self.is_resumable:
+            with self._disk(0):
+                write_whole(file.with_suffix(_GONE), " ".join(self._passes).encode())
+        file.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         if self._folder is None:
@@ -130,7 +191,7 @@ class RunFolder:
         if not request.is_file():
             with self._disk(0):
                 write_whole(request, self._request.encode())
-        elif request.read_text(encoding="utf-8") != self._request:
+        elif request.read_bytes() != self._request.encode():
             raise ArgumentError(
                 f"{self._function}: storage.folder must hold an interrupted run of the same call, got another array "
                 f"or other arguments in {folder}; remove that folder or pass another one."
@@ -150,6 +211,38 @@ class RunFolder:
                 f"{self._function}: storage.folder must have room for {nbytes:,} bytes more, got '{problem.strerror}' "
                 f"in {where}; {advice}."
             ) from problem
+
+
+class WrittenArray(np.memmap):
+    """A mapped array of a run, with checksums of its parts as they were written."""
+
+    parts: dict[str, int]  # bounds of a part, as text -> checksum
+    is_resumable: bool = False
+
+    def write(self, index: tuple[slice, ...], values: Array) -> None:
+        """Assign a part."""
+        self[index] = values
+        if self.is_resumable:
+            self.parts[_bounds(index, self.shape)] = _checksum(self[index])
+
+    def holds(self, parts: Mapping[str, int]) -> bool:
+        """Test if these parts are as they were written."""
+        for bounds, checksum in parts.items():
+            numbers = [int(bound) for bound in bounds.split()]
+            index = tuple(slice(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
+            if _checksum(self[index]) != checksum:
+                return False
+        return True
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+    return " ".join(
+        f"{start} {stop}" for part, n in zip(index, shape, strict=True) for start, stop, _ in (part.indices(n),)
+    )
+
+
+def _checksum(a: Array) -> int:
+    return zlib.crc32(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
 
 
 def _allocate(out: Any, nbytes: int) -> None:

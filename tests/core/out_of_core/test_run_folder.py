@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,44 @@ def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
     oracles.assert_same_bits(fit.value, want.value)
     assert len(resumed) < len(calls)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["tt_svd", "tucker"])
+def test_a_folder_that_was_changed_gives_the_same_result_or_is_refused(name: str, tmp_path: Path) -> None:
+    """Every file of an interrupted run flipped in one bit, cut short, or left out."""
+    np.save(tmp_path / "x.npy", noisy(60))
+    a, left = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "left"
+    storage = Storage(memory=2 * MEMORY, folder=left)
+    calls: list[str] = []
+    with observed_passes(lambda stage, done, total: calls.append(stage)):
+        want = CALLS[name](a, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
+    rng = np.random.default_rng(0)
+    outcomes = set()
+    for share in (0.45, 0.95):
+        shutil.rmtree(left, ignore_errors=True)
+        with observed_passes(interrupt_after(int(share * len(calls)))), pytest.raises(Interrupted):
+            CALLS[name](a, rtol=1e-2, storage=storage)
+        shutil.move(left, tmp_path / "kept")
+        for file in sorted((tmp_path / "kept").iterdir()):
+            for change in ("flip", "cut", "remove"):
+                shutil.rmtree(left, ignore_errors=True)
+                shutil.copytree(tmp_path / "kept", left)
+                content = bytearray(file.read_bytes())
+                if change == "flip" and content:
+                    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+                (left / file.name).write_bytes(content[: len(content) // 2] if change == "cut" else content)
+                if change == "remove":
+                    (left / file.name).unlink()
+                try:
+                    fit = CALLS[name](a, rtol=1e-2, storage=storage)
+                except tnlib.ArgumentError as problem:
+                    assert "storage.folder" in str(problem)
+                    outcomes.add("refused")
+                else:
+                    oracles.assert_same_bits(fit.value, want.value)
+                    outcomes.add("same")
+        shutil.rmtree(tmp_path / "kept")
+    assert outcomes == {"refused", "same"}
 
 
 def test_the_folder_of_another_call_is_refused(tmp_path: Path) -> None:

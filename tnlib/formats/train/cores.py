@@ -12,6 +12,7 @@ import numpy as np
 
 from tnlib._array_api import permute, reshape, tensordot
 from tnlib._typing import Array
+from tnlib.linalg.orthogonal import is_isometry
 from tnlib.linalg.scaling import Scaled, largest, rescale_drift, shift
 
 _FAR = 1 << 14  # powers of two; a term this much smaller than another one is lost in the sum
@@ -186,3 +187,13 @@ def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) ->
     split = [size for pair in pairs for size in pair]  # m0 n0 m1 n1 ...
     order = [*range(0, 2 * d, 2), *range(1, 2 * d, 2)]  # m0 m1 ... n0 n1 ...
     return reshape(permute(reshape(x, split), order), (math.prod(row_shape), -1))  # type: ignore[no-any-return]
+
+
+def isometric_towards(cores: Sequence[Array], center: int | None) -> int | None:
+    """Return the first core that is not isometric towards the centre, None if all are or there is no centre."""
+    for k, core in enumerate(cores):
+        if center is None or k == center:
+            continue
+        if not is_isometry(core.reshape(-1, core.shape[-1]) if k < center else core.reshape(core.shape[0], -1).T):
+            return k
+    return None

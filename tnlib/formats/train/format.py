@@ -27,7 +27,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_integer, as_list, as_position, as_real
 from tnlib.formats.train import cores as raw
 from tnlib.formats.train.indexing import entry_of, parse_index, selects_all
-from tnlib.linalg.orthogonal import is_isometry, r_factor
+from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import (
     DRIFT,
     Scaled,
@@ -38,17 +38,6 @@ from tnlib.linalg.scaling import (
     shift_in_range,
     split_exponential,
 )
-
-
-def isometric_towards(cores: Sequence[Array], center: int | None) -> int | None:
-    """Return the first core that is not isometric towards the centre, None if all are or there is no centre."""
-    for k, core in enumerate(cores):
-        if center is None or k == center:
-            continue
-        if not is_isometry(core.reshape(-1, core.shape[-1]) if k < center else core.reshape(core.shape[0], -1).T):
-            return k
-    return None
-
 
 _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
 
@@ -142,7 +131,7 @@ class Train(LinearFormat):
 
     def broken_claim(self) -> str | None:
         """Return which core is not isometric towards the centre."""
-        k = isometric_towards(self.cores, self.center)
+        k = raw.isometric_towards(self.cores, self.center)
         return None if k is None else f"core {k} must be isometric towards core {self.center}, the centre, and is not"
 
     @property

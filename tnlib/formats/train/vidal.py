@@ -13,7 +13,8 @@ from tnlib._errors import ArgumentError
 from tnlib._format import Format
 from tnlib._stored_arrays import as_stored_list, set_fields
 from tnlib._typing import Array
-from tnlib.formats.train.format import TensorTrain, as_log_scale, isometric_towards
+from tnlib.formats.train.cores import isometric_towards
+from tnlib.formats.train.format import TensorTrain, as_log_scale
 from tnlib.formats.train.tt_matrix import as_train
 from tnlib.formats.train.tt_rounding import schmidt_form
 from tnlib.linalg.scaling import shift, split_exponential
