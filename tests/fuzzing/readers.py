@@ -206,8 +206,8 @@ def resume(folder: Path, outside: Path) -> Reader:
     """The folder of an interrupted run, in which the run is resumed."""
     from tnlib.out_of_core.passes import observed_passes
 
-    np.save(outside / "x.npy", oracles.noisy_tucker((40, 24, 30, 8), (3, 4, 5, 2)))
-    a = np.load(outside / "x.npy", mmap_mode="r")
+    np.save(folder / "x.npy", oracles.noisy_tucker((40, 24, 30, 8), (3, 4, 5, 2)))
+    a = np.load(folder / "x.npy", mmap_mode="r")
 
     def run(place: Path | None) -> Any:
         return tnlib.tt_svd(a, rtol=1e-2, storage=tnlib.Storage(memory=1e6, folder=place)).value
@@ -221,9 +221,9 @@ def resume(folder: Path, outside: Path) -> Reader:
     want = run(None)
 
     def read(file: Path) -> None:
-        shutil.rmtree(outside / "run", ignore_errors=True)
-        shutil.copytree(file.parent, outside / "run")
-        oracles.assert_same_bits(run(outside / "run"), want)
+        shutil.rmtree(folder / "again", ignore_errors=True)
+        shutil.copytree(file.parent, folder / "again")
+        oracles.assert_same_bits(run(folder / "again"), want)
 
     files = (file for file in (folder / "run").iterdir() if file.stat().st_size)
     return Reader(sorted(files), [mutate_bytes], read)

@@ -23,6 +23,9 @@ PASSING = {
     "index": 100,
     "config": 200,
     "statistics": 100,
+    "npy": 200,
+    "zarr": 60,
+    "resume": 150,
 }
 
 
@@ -37,7 +40,7 @@ SLOW_READERS = ("tenpy", "statistics")
     ),
 )
 def test_mutated_files_are_read_or_refused(reader: str, share: float) -> None:
-    if needed := {"itensor": "h5py", "tenpy": "tenpy", "statistics": "torch"}.get(reader):
+    if needed := {"itensor": "h5py", "tenpy": "tenpy", "statistics": "torch", "zarr": "zarr"}.get(reader):
         pytest.importorskip(needed)
     count = int(share * PASSING[reader])
     result = fuzz(reader, count=count)
