@@ -65,10 +65,14 @@ from .paths.logit_paths import LogitContributions as LogitContributions
 from .paths.logit_paths import logit_contributions as logit_contributions
 from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
+from .paths.path_orders import PathOrders as PathOrders
+from .paths.path_orders import path_orders as path_orders
 from .paths.softmax_integral import SoftmaxAttributions as SoftmaxAttributions
 from .paths.softmax_integral import softmax_attributions as softmax_attributions
 from .paths.stream_parts import StreamParts as StreamParts
 from .paths.stream_parts import split_stream as split_stream
+from .paths.strongest_paths import StrongestPaths as StrongestPaths
+from .paths.strongest_paths import strongest_paths as strongest_paths
 from .tokens.copying_and_bigrams import Bigrams as Bigrams
 from .tokens.copying_and_bigrams import Copying as Copying
 from .tokens.copying_and_bigrams import bigrams as bigrams

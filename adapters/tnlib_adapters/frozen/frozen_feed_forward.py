@@ -66,6 +66,11 @@ class LocalFeedForward:
         of_maps = sum(hidden) @ self.down if hidden else 0.0  # n [d_ff] d
         return np.asarray(of_maps if self.down_bias is None else of_maps + self.down_bias)
 
+    def adjoint(self, y: Array) -> Array:
+        """Return the adjoint of `linear` for y (..., positions, d_model)."""
+        hidden = y @ self.down.T  # ... n [d] d_ff
+        return np.asarray(sum((hidden * slopes) @ affine.weight.T for affine, slopes in self.maps))  # ... n [d_ff] d
+
     def pull_back(self, y: Array, bias: Array | None) -> tuple[Array, float]:
         """Return the adjoint of `linear` for y (positions, d_model), and <y, biases(bias)>."""
         hidden, x, of_biases = y @ self.down.T, np.zeros_like(y), 0.0  # n [d] d_ff
@@ -138,8 +143,10 @@ class FrozenFeedForward:
         return y if self.behind is None else self.behind.linear(y)
 
     def adjoint(self, y: Array) -> Array:
-        """Return the adjoint of `linear` for y (n, d_model)."""
-        return self.pull_back(y)[0]
+        """Return the adjoint of `linear` for y (..., n, d_model)."""
+        y = y if self.behind is None else self.behind.adjoint(y)
+        x = _scattered(self.parts, [part.adjoint(_rows(part, y)) for part in self.parts], y)
+        return x if self.before is None else self.before.adjoint(x)
 
     def pull_back(self, y: Array) -> tuple[Array, float]:
         """Return the adjoint of `linear` for y (n, d_model), and <y, constant>."""

@@ -1,0 +1,144 @@
+r"""Contributions to a logit by the number of layers on a path, of a frozen model of any architecture.
+
+A readout of the final stream is pulled back as in `logit_paths`, apart by the number k of counted layers that its paths
+pass. With N the norm behind a block and K_l the linear parts of its layers,
+
+    r_k -> N^T r_k + sum_(l not counted) K_l^T N^T r_k + sum_(l counted) K_l^T N^T r_(k-1).
+
+The part of order k is <r_k, embedding> where r_k reaches the embedding, and that of every bias and remainder where it
+is added. The parts of all orders sum to the logit; there are 2^L paths of L layers, and L + 1 readouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib._validate import check_choice
+from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.result_table import Columns, Table
+
+Counted = Literal["heads", "all"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PathOrders(Table):
+    """Parts of a logit, or of another readout, by the number of layers on a path, returned by `path_orders`.
+
+    Parameters
+    ----------
+    embedding
+        (L + 1,): from the embedding, through 0, 1, ..., L counted layers.
+    sources
+        (L + 1,): from biases and from the remainders of feed-forward layers, by the counted layers behind them.
+    counted
+        "heads" or "all".
+    """
+
+    embedding: Array
+    sources: Array
+    counted: Counted
+
+    @property
+    def values(self) -> Array:
+        """(L + 1,): both together; they sum to the logit."""
+        return np.asarray(self.embedding + self.sources)
+
+    @property
+    def total(self) -> float:
+        """The logit of the model, or the readout."""
+        return float(self.values.sum())
+
+    @property
+    def within(self) -> Array:
+        """(L + 1,): the sum of all parts up to an order."""
+        return np.cumsum(self.values)
+
+    def order_within(self, rtol: float) -> int:
+        """Return the smallest order from which on the sum stays within `rtol` of the total."""
+        off = np.abs(self.within - self.total) > rtol * abs(self.total)
+        return int(np.flatnonzero(off)[-1]) + 1 if off.any() else 0
+
+    @property
+    def _title(self) -> str:
+        layers = "attention layers" if self.counted == "heads" else "attention and feed-forward layers"
+        return f"PathOrders, {self.total:.3f} by the number of {layers} on a path"
+
+    def _columns(self, rows: Any) -> Columns:
+        return {"order": np.arange(len(self.values))[rows], "part": self.values[rows], "sum": self.within[rows]}
+
+    def _printed(self) -> slice:
+        return slice(0, min(len(self.values), self.order_within(1e-3) + 1))
+
+    def _notes(self) -> list[str]:
+        return [f"within 1 % from order {self.order_within(0.01)} on; largest part {np.abs(self.values).max():.3f}"]
+
+
+def path_orders(contributions: LogitContributions, counted: Counted = "heads") -> PathOrders:
+    """Return the parts of a logit by the number of layers on a path, exactly.
+
+    Parameters
+    ----------
+    contributions
+        What `logit_contributions` returned, of a token or of any direction such as a difference of logits.
+    counted
+        "heads": attention layers count, and feed-forward layers are part of what lies between them. "all": both count.
+        The linear maps of feed-forward layers are those of `freeze`.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.circuits import logit_contributions
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = logit_contributions(tnlib_adapters.freeze(llama, [5, 6, 7, 8]), 9)
+    >>> orders = path_orders(found)
+    >>> len(orders.values), bool(np.isclose(orders.total, found.total))
+    (5, True)
+    """
+    check_choice("path_orders", "counted", counted, get_args(Counted))
+    model = contributions.model
+    readout = np.zeros_like(model.embedding, dtype=contributions.vector.dtype)
+    readout[contributions.position] = contributions.vector
+    readouts = readout[None]  # orders n d
+    sources = [np.array([contributions.bias])]
+    readouts = _through_norm(model.final_norm, readouts, sources)
+    for block in reversed(model.blocks):
+        readouts = _through_norm(block.after, readouts, sources)
+        passed = np.zeros_like(readouts)  # through a layer that is not counted
+        counted_once = np.zeros_like(readouts)
+        for branch in block.branches:
+            is_counted = counted == "all" or isinstance(branch, FrozenHeads)
+            added = counted_once if is_counted else passed
+            of_biases = np.zeros(len(readouts))
+            for k, own in enumerate(readouts):
+                if isinstance(branch, FrozenHeads):
+                    values = branch.value_readouts(own)
+                    of_biases[k] = branch.contributions(own, values)[1]
+                    added[k] += branch.adjoint(values)
+                else:
+                    pulled, of_biases[k] = branch.pull_back(own)
+                    of_biases[k] += 0.0 if branch.remainder is None else float((own * branch.remainder).sum())
+                    added[k] += pulled
+            sources.append(of_biases)
+        readouts = readouts + passed
+        if counted_once.any():
+            readouts = np.concatenate([readouts, np.zeros_like(readouts[:1])])
+            readouts[1:] += counted_once
+    of_embedding = np.asarray((readouts * model.embedding).sum(axis=(1, 2)), np.float64)
+    of_sources = np.zeros(len(readouts))
+    for part in sources:
+        of_sources[: len(part)] += part
+    return PathOrders(of_embedding, of_sources, counted)
+
+
+def _through_norm(norm: FrozenNorm | None, readouts: Array, sources: list[Array]) -> Array:
+    """Return the readouts of the stream before a norm; append the parts of its bias."""
+    if norm is None:
+        return readouts
+    if norm.bias is not None:
+        sources.append(np.asarray(readouts.sum(axis=1) @ norm.bias, np.float64))
+    return norm.adjoint(readouts)
