@@ -133,6 +133,17 @@ def split_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, *, avera
     return TokenPositionParts(layer, queries, keys, queries_at, keys_at)
 
 
+def parts_of_mean(head: StreamHead, stream: Array, n: int) -> TokenPositionParts:
+    """Return the queries and keys of the mean of n(x) over a stream (..., d_model), the same at all n positions."""
+    layer, x = head.attention, stream.reshape(-1, stream.shape[-1]).astype(np.float64)
+    if head.norm is not None:
+        x = head.norm.centre(x)
+        x = x / head.norm.divisors(x)
+    mean = np.append(x.mean(axis=0), 1.0)
+    queries, keys = (mean[None] @ layer.with_bias(name, 0) for name in "QK")
+    return TokenPositionParts(layer, queries, keys, *(np.zeros((n, layer.d_head)) for _ in "QK"))
+
+
 def _read(
     words: Vocabulary, layer: Attention, name: str, head: StreamHead, n: int, *, average: bool
 ) -> tuple[Array, Array]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -44,13 +44,14 @@ from tnlib_adapters.circuits.effective_head import (
     StreamHead,
     TokenPositionParts,
     as_length,
+    parts_of_mean,
     split_queries_and_keys,
     stream_head,
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding
-from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.model import Forward, run
 from tnlib_adapters.reference.weights import Weights, as_weights
 from tnlib_adapters.result_table import HeadTable, descending
 
@@ -259,6 +260,8 @@ class WeightScores(HeadTable):
         (layers, heads): the largest product of `previous` of a writer and its `matching`; 0 in the first layer.
     chance
         `previous` of a head with uniform attention. The chance level of the other scores is 0.
+    inputs
+        What `previous` was measured on, in words.
     """
 
     previous: Array
@@ -266,6 +269,7 @@ class WeightScores(HeadTable):
     matching: Array
     induction: Array
     chance: float
+    inputs: str = "the mean embedding"
 
     def writer(self, layer: int, head: int) -> tuple[int, int] | None:
         """Return the earlier head with the largest part in the induction score of this one; None in the first layer."""
@@ -282,18 +286,23 @@ class WeightScores(HeadTable):
         return f"WeightScores of {self.previous.size} heads"
 
     def _notes(self) -> list[str]:
-        return [f"chance: previous {self.chance:.3f}, others 0"]
+        return [f"chance: previous {self.chance:.3f}, others 0; previous is that of {self.inputs}"]
 
 
 @accepts_models
 @single_threaded_blas
 def weight_scores(
-    model: Checkpoint, *, length: int | None = None, vocabulary: Vocabulary | None = None
+    model: Checkpoint,
+    *,
+    length: int | None = None,
+    inputs: Forward | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> WeightScores:
     """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
 
     The stream is assumed to hold tokens, positions and the output of one earlier head. Outputs of other layers are
-    ignored, and so is the norm of the stream between two heads.
+    ignored, and so is the norm of the stream between two heads. In deep models these outputs decide where a head
+    attends: there pass the `inputs` of a text.
 
     Parameters
     ----------
@@ -301,6 +310,9 @@ def weight_scores(
         A checkpoint or transformers model that reads tokens.
     length
         Sequence length. None: the context of the model, at most 256.
+    inputs
+        Forward pass on a text, `tnlib_adapters.reference.model.run(model, tokens)`. `previous` is then that of the mean
+        input of every layer, in place of the mean embedding.
     vocabulary
         Result of `read_vocabulary(model)`.
 
@@ -330,6 +342,7 @@ def weight_scores(
             f"weight_scores: scores of model must be bilinear, but a {model.wiring.model_type} normalises "
             "queries and keys or latent vectors; use repeat_scores, which runs the model."
         )
+    _check_inputs(inputs, model)
     words = as_vocabulary("weight_scores", model, vocabulary)
     shape = (model.n_layers, model.sizes.n_heads)
     heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
@@ -341,7 +354,8 @@ def weight_scores(
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
         parts = split_queries_and_keys(head, words, n, average=True)
-        previous[at] = np.diagonal(position_pattern(parts), -1).mean()
+        seen = parts if inputs is None else parts_of_mean(head, inputs.residuals[at[0]], n)
+        previous[at] = np.diagonal(position_pattern(seen), -1).mean()
         query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
         turn = _mean_turn(parts)
         query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
@@ -359,7 +373,22 @@ def weight_scores(
         matching=matching,
         induction=np.maximum(products, 0).max(axis=(0, 1)),
         chance=float((1 / visible.sum(axis=1)[1:]).mean()),
+        inputs="the mean embedding" if inputs is None else "the mean input of every layer on a text",
     )
+
+
+def _check_inputs(inputs: Any, model: Checkpoint) -> None:
+    if inputs is None:
+        return
+    if not isinstance(inputs, Forward):
+        raise ArgumentTypeError(
+            f"weight_scores: inputs must be a Forward, got {type(inputs).__name__}; pass run(model, tokens)."
+        )
+    if len(inputs.patterns) != model.n_layers or inputs.hidden.shape[-1] != model.sizes.d_model:
+        raise ArgumentError(
+            f"weight_scores: inputs must be those of this model, {model.n_layers} layers of {model.sizes.d_model} "
+            f"features, got {len(inputs.patterns)} of {inputs.hidden.shape[-1]}; pass run(model, tokens)."
+        )
 
 
 def position_pattern(parts: TokenPositionParts) -> Array:

@@ -13,7 +13,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, ch
 from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_copying
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import Norm
 
 TokenCoordinates = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
@@ -194,6 +194,7 @@ def read_head(
     distance: int | None = None,
     n_vectors: int = 3,
     tokens: int = 5,
+    inputs: Inputs | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> HeadReading:
     """Return the singular vectors of a head in tokens, with the adjacent norms folded in.
@@ -209,6 +210,9 @@ def read_head(
         Query position minus key position. Required where scores depend on it (rotary embeddings, ALiBi).
     n_vectors, tokens
         Number of pairs of singular vectors to print in tokens, and number of tokens at each of their ends.
+    inputs
+        What the head reads for a token, "embeddings" or "first layer", see `read_vocabulary`; None for those of
+        `vocabulary`, or embeddings.
     vocabulary
         Result of `read_vocabulary(model)`; reuse it for several heads.
 
@@ -235,7 +239,7 @@ def read_head(
     effective = stream_head("read_head", model, layer, head)
     check_form("read_head", effective.attention, distance)
     omega, written = effective.attention.qk(0, distance), effective.attention.ov(0)
-    words = as_vocabulary("read_head", model, vocabulary)
+    words = as_vocabulary("read_head", model, vocabulary, inputs)
     qk, ov = (singular_vectors(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
     return HeadReading(

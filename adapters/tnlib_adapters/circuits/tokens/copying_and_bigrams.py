@@ -6,7 +6,8 @@ it attends to tends to have eigenvalues with positive real parts. The copying sc
 
     sum_k lambda_k / sum_k |lambda_k|  =  tr(W R) / sum_k |lambda_k|,    from -1 to 1.
 
-W_E is the head's input for each token alone. The mean over tokens is subtracted from W_U: softmax is invariant to a
+W_E is the head's input for each token alone: its embedding, or the stream that the first layer makes of it. Neither is
+right for all heads of a deep model. The mean over tokens is subtracted from W_U: softmax is invariant to a
 vector added to every column of the unembedding.
 """
 
@@ -23,7 +24,7 @@ from tnlib._validate import as_count, as_rng, to_numpy
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
 from tnlib_adapters.result_table import Columns, Table
 
 _CELLS = 1 << 23  # logits in memory at a time
@@ -43,11 +44,14 @@ class Copying:
         (tokens,): number of other logits that a token raises at least as much as its own; 0 where it copies.
     vocab
         Vocabulary size; larger than the size of `ranks` if these are a sample.
+    inputs
+        What the head reads for a token, in words.
     """
 
     eigenvalues: Array
     ranks: Array
     vocab: int
+    inputs: str = "embeddings"
 
     @property
     def score(self) -> float:
@@ -60,7 +64,10 @@ class Copying:
 
     def __repr__(self) -> str:
         sampled = "" if len(self.ranks) == self.vocab else f" of {len(self.ranks):,} tokens"
-        return f"Copying(score {self.score:.3f}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{sampled})"
+        score = f"score {self.score:.3f}"
+        return (
+            f"Copying({score}, top 1 {self.accuracy(1):.3f}, top 5 {self.accuracy(5):.3f}{sampled}, of {self.inputs})"
+        )
 
 
 @accepts_models
@@ -70,6 +77,7 @@ def copying(
     layer: int,
     head: int,
     *,
+    inputs: Inputs | None = None,
     vocabulary: Vocabulary | None = None,
     sample: int | None = None,
     rng: int | np.random.Generator = 0,
@@ -82,6 +90,8 @@ def copying(
         A checkpoint or transformers model with an unembedding.
     layer, head
         Indices, from 0.
+    inputs
+        "embeddings" or "first layer", see `read_vocabulary`; None for those of `vocabulary`, or embeddings.
     vocabulary
         Result of `read_vocabulary(model)`; reuse it for several heads.
     sample
@@ -113,7 +123,7 @@ def copying(
     (True, False)
     """
     effective = stream_head("copying", model, layer, head)
-    words = _ends_in_logits("copying", model, vocabulary)
+    words = _ends_in_logits("copying", model, vocabulary, inputs)
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
         chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
@@ -122,15 +132,15 @@ def copying(
 
 @accepts_models
 @single_threaded_blas
-def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -> Array:
+def copying_scores(model: Checkpoint, *, inputs: Inputs | None = None, vocabulary: Vocabulary | None = None) -> Array:
     """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
 
     Parameters
     ----------
     model
         A checkpoint or transformers model with an unembedding.
-    vocabulary
-        Result of `read_vocabulary(model)`.
+    inputs, vocabulary
+        As in `copying`.
 
     Returns
     -------
@@ -149,7 +159,7 @@ def copying_scores(model: Checkpoint, *, vocabulary: Vocabulary | None = None) -
     >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
     array([1., 1., 1., 1.])
     """
-    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), vocabulary)
+    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), vocabulary, inputs)
     scores = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
     for at in np.ndindex(scores.shape):
@@ -167,7 +177,8 @@ def circuit_copying(head: StreamHead, words: Vocabulary, chosen: Array) -> Copyi
     writes = words.write(ov.right[:, :-1])  # dh vocab
     values = np.linalg.eigvals(_product(writes, reads))
     order = np.lexsort([-values.imag, -np.abs(values)])
-    return Copying(values[order].astype(np.complex128), _ranks(reads, writes, chosen), len(words))
+    ranks = _ranks(reads, writes, chosen)
+    return Copying(values[order].astype(np.complex128), ranks, len(words), words.inputs_text)
 
 
 def _product(writes: Array, reads: Array) -> Array:
@@ -196,8 +207,10 @@ def _score(eigenvalues: Array) -> float:
     return float(eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
 
 
-def _ends_in_logits(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
-    words = as_vocabulary(function, model, vocabulary)
+def _ends_in_logits(
+    function: str, model: Checkpoint, vocabulary: Vocabulary | None, inputs: Inputs | None
+) -> Vocabulary:
+    words = as_vocabulary(function, model, vocabulary, inputs)
     if not words.ends_in_logits:
         raise ArgumentError(
             f"{function}: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "

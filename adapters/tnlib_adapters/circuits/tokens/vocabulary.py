@@ -5,25 +5,39 @@ A direction u~ = [u, c] that the head reads has at token t the coordinate
 
     n(e_t) u + c
 
+Tokens are read as embeddings, or as the streams that the first layer makes of each token alone: in deep models it
+rewrites the embeddings, and later heads read what it writes.
+
 A direction v that the head writes changes the logit of t by v diag(w) u_t, with the weights w of the final norm and the
 unembedding u_t, up to the division of that norm and a shift common to all logits, to which softmax is invariant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count
+from tnlib._validate import as_array, as_count, check_choice
 from tnlib.linalg.threads import parallel_matmul
+from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
-from tnlib_adapters.reference.weights import read_embedding, read_norm, read_unembedding
+from tnlib_adapters.reference.weights import (
+    ResidualBlock,
+    named_blocks,
+    read_embedding,
+    read_norm,
+    read_unembedding,
+    read_weights,
+)
 
+Inputs = Literal["embeddings", "first layer"]
 _BLOCK = 4096  # tokens per block converted to float64
 
 
@@ -57,6 +71,8 @@ class Vocabulary:
         Text of each token, by number, or None.
     ends_in_logits
         False if the model has no unembedding; `unembed` is then the embedding.
+    inputs
+        "embeddings", or "first layer" if `table` holds the streams after it.
     """
 
     table: Array
@@ -72,6 +88,7 @@ class Vocabulary:
     positions: Array | None
     names: dict[int, str] | None
     ends_in_logits: bool
+    inputs: Inputs = "embeddings"
 
     def __len__(self) -> int:
         return len(self.table)
@@ -84,7 +101,7 @@ class Vocabulary:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on the parts of the model that token coordinates omit."""
-        sentences = []
+        sentences = [f"heads read {self.inputs_text}"]
         if self.positions is not None:
             sentences.append("tokens are read without their learned positions")
         if not self.ends_in_logits:
@@ -92,6 +109,11 @@ class Vocabulary:
         elif self.final is not None:
             sentences.append("weights of the final norm are folded in, its division is left out")
         return tuple(sentences)
+
+    @property
+    def inputs_text(self) -> str:
+        """What stands for a token, in words."""
+        return "embeddings" if self.inputs == "embeddings" else "the stream that the first layer makes of each token"
 
     def name(self, token: int) -> str:
         """Return the text of a token in quotes, or its number if the text is not known."""
@@ -231,11 +253,15 @@ def _centred_columns(columns: Array, norm: Norm | None) -> Array:
     return columns - columns.mean(axis=0) if norm is not None and norm.centred else columns
 
 
-def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | None) -> Vocabulary:
-    """Return the given vocabulary, validated, or load that of the model."""
+def as_vocabulary(
+    function: str, model: Checkpoint, vocabulary: Vocabulary | None, inputs: Inputs | None = None
+) -> Vocabulary:
+    """Return the given vocabulary, validated, or load that of the model; None for the inputs of the vocabulary."""
     as_one_stream(function, model, "model")
+    if inputs is not None:
+        check_choice(function, "inputs", inputs, get_args(Inputs))
     if vocabulary is None:
-        return _read(function, model, "model")
+        return _with_inputs(model, _read(function, model, "model"), inputs or "embeddings")
     if not isinstance(vocabulary, Vocabulary):
         raise ArgumentTypeError(
             f"{function}: vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; "
@@ -246,11 +272,16 @@ def as_vocabulary(function: str, model: Checkpoint, vocabulary: Vocabulary | Non
             f"{function}: vocabulary must have {model.sizes.d_model} features, as the model has, got "
             f"{vocabulary.table.shape[1]}; pass read_vocabulary(model)."
         )
+    if inputs not in (None, vocabulary.inputs):
+        raise ArgumentError(
+            f"{function}: inputs must be those of the vocabulary, {vocabulary.inputs!r}, got {inputs!r}; pass "
+            f"read_vocabulary(model, inputs={inputs!r})."
+        )
     return vocabulary
 
 
 @accepts_models
-def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
+def read_vocabulary(checkpoint: Checkpoint, *, inputs: Inputs = "embeddings") -> Vocabulary:
     """Load the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.
 
     Parameters
@@ -258,6 +289,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     checkpoint
         A checkpoint or transformers model that reads tokens. A norm of the embedding is applied to each token alone;
         the first segment embedding, if any, is added to every row.
+    inputs
+        What heads read for a token: "embeddings", or "first layer", the stream after attention 0 and feed-forward layer
+        0 of the token alone, without learned positions.
 
     Returns
     -------
@@ -279,7 +313,47 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     >>> words, words.name(309)
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
-    return _read("read_vocabulary", checkpoint, "checkpoint")
+    check_choice("read_vocabulary", "inputs", inputs, get_args(Inputs))
+    return _with_inputs(checkpoint, _read("read_vocabulary", checkpoint, "checkpoint"), inputs)
+
+
+def _with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vocabulary:
+    """Return a vocabulary of embeddings with other inputs."""
+    if inputs == "embeddings":
+        return words
+    weights = read_weights(checkpoint, in_memory=False, dtype=words.table.dtype)
+    layer = list(_first_layer(weights.blocks))
+    table = np.empty_like(words.table)
+    for start in range(0, len(words), _BLOCK):
+        x = words.rows(np.arange(start, min(start + _BLOCK, len(words))))
+        for block in layer:
+            x = block.run(x, _alone)
+        table[start : start + _BLOCK] = x
+    divisors, mean_square, variance = _moments(table, None)
+    return replace(
+        words,
+        table=table,
+        norm=None,
+        divisors_of_table=divisors,
+        mean_row=table.mean(axis=0, dtype=np.float64),
+        mean_square=mean_square,
+        variance=variance,
+        positions=None,
+        inputs=inputs,
+    )
+
+
+def _first_layer(blocks: Iterable[ResidualBlock]) -> Iterator[ResidualBlock]:
+    """Yield the blocks of the first attention and the feed-forward layers before the second."""
+    for block, names in named_blocks(blocks):
+        if "1" in names:
+            return
+        yield block
+
+
+def _alone(layer: Attention, x: Array) -> Array:
+    """Return the output of attention (tokens, d_model) where every token attends to itself alone."""
+    return layer.output_of_values(layer.repeated(layer.values(x)))
 
 
 def _read(function: str, checkpoint: Checkpoint, parameter: str) -> Vocabulary:
