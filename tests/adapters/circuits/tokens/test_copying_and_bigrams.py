@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_layers import branches, homogeneous
-from oracles import assert_close, normal
+from oracles import assert_close, normal, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import (
@@ -17,11 +17,15 @@ from tnlib_adapters.circuits import (
     copying,
     copying_scores,
     read_vocabulary,
+    weight_scores,
 )
 from tnlib_adapters.circuits.effective_head import stream_head
+from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from token_streams import token_rows, without_weights
 from transformers_models import random_model
+
+from tnlib import ArgumentError
 
 NAMES = ["gpt2_lm", "gpt2_untied", "bert", "opt", "opt_narrow", "llama", "llama_biases", "qwen3", "gemma2", "bloom"]
 Opened = tuple[Checkpoint, Weights]
@@ -149,3 +153,33 @@ def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpo
     )
     assert bigrams(model).probabilities.max() < 2 / 128
     assert "128 tokens" in repr(bigrams(model))
+
+
+def test_inputs_of_the_first_layer_are_streams_of_single_tokens(llama: Any) -> None:
+    words = read_vocabulary(llama, inputs="first layer")
+    for token in (3, 700):
+        stream = run(llama, [token]).residuals[1][0, 0]
+        assert np.allclose(words.table[token], stream, atol=1e-5 * np.abs(stream).max())
+    scores = copying_scores(llama, inputs="first layer")
+    assert scores[2, 3] == pytest.approx(copying(llama, 2, 3, vocabulary=words).score, abs=1e-6)
+    assert np.abs(scores - copying_scores(llama)).max() > 0.1
+    assert "first layer" in repr(copying(llama, 2, 3, vocabulary=words, sample=10))
+    with refused(ArgumentError, "inputs", "'first layer'"):
+        copying_scores(llama, inputs="embeddings", vocabulary=words)
+    with refused(ArgumentError, "inputs"):
+        read_vocabulary(llama, inputs="middle")  # type: ignore[arg-type]
+
+
+def test_mean_inputs_of_a_text_take_the_place_of_the_mean_embedding(llama: Any) -> None:
+    tokens = np.arange(40) + 7
+    forward = run(llama, tokens)
+    found = weight_scores(llama, inputs=forward)
+    layer, head = 2, 5
+    mean = forward.inputs[layer][0].mean(axis=0)
+    alone = llama.head(layer, head)
+    pattern = alone.patterns_of(alone.scores(np.tile(mean, (256, 1))))[0]
+    assert found.previous[layer, head] == pytest.approx(np.diagonal(pattern, -1).mean(), abs=1e-5)
+    assert np.array_equal(found.duplicate, weight_scores(llama).duplicate)
+    assert "mean input of every layer" in repr(found)
+    with refused(TypeError, "inputs must be a Forward"):
+        weight_scores(llama, inputs=tokens)  # type: ignore[arg-type]
