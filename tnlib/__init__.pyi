@@ -30,6 +30,12 @@ from .formats.train.canonicalize import isometry_errors as isometry_errors
 from .formats.train.cross.tt_cross import tt_cross as tt_cross
 from .formats.train.format import TensorTrain as TensorTrain
 from .formats.train.gates import apply_gate as apply_gate
+from .formats.train.legs import diag as diag
+from .formats.train.legs import embed as embed
+from .formats.train.legs import permute as permute
+from .formats.train.legs import reshape as reshape
+from .formats.train.observables import correlation as correlation
+from .formats.train.observables import expectation as expectation
 from .formats.train.operations import concatenate as concatenate
 from .formats.train.perfect_sampling import sample as sample
 from .formats.train.product_states import eye as eye

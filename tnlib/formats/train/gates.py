@@ -24,9 +24,12 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol, refuse_foreign_keywords
+from tnlib.formats.train.apply import apply
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.tt_matrix import as_train
+from tnlib.formats.train.legs import embed
+from tnlib.formats.train.tt_matrix import TTMatrix, as_train
+from tnlib.formats.train.tt_svd import ttm_svd
 from tnlib.linalg.scaling import norm, rescale
 from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.threads import single_threaded_blas
@@ -55,8 +58,8 @@ def apply_gate(
         (n n', n n') whose slower index belongs to the first of `legs`, or an array (m, m', n, n'). It need not be
         unitary.
     legs
-        One leg, or two neighbouring legs in either order. For distant legs, convert the gate to a TTMatrix with
-        `tnlib.ttm_svd` and use `tnlib.apply`.
+        One leg, or two legs in either order. A gate on two distant legs becomes an operator by `tnlib.embed`, which
+        `tnlib.apply` applies.
     rtol, max_rank
         Relative Frobenius error of the whole tensor, and maximal rank of the bond between the two legs; the smaller
         rank is used. If both are None, the numerical rank. A gate on one leg changes no rank.
@@ -64,13 +67,14 @@ def apply_gate(
     Returns
     -------
     Fit[TensorTrain]
-        In the common dtype of `tt` and `gate`, not normalized. The centre is the leg of the gate, for two legs the
-        right one; the bond between them is in the basis of left singular vectors, with fixed signs.
+        In the common dtype of `tt` and `gate`, not normalized. The centre is the leg of the gate, of two neighbours the
+        right one; the bond between them is in the basis of left singular vectors, with fixed signs. For distant legs it
+        is that of `tnlib.apply`.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the legs are not neighbours, the shape of `gate` does not fit them, or an argument is invalid.
+        If there are more than two legs, the shape of `gate` does not fit them, or an argument is invalid.
 
     References
     ----------
@@ -91,14 +95,16 @@ def apply_gate(
     sites = as_legs("apply_gate", "legs", legs, len(tt.cores), proper=False)
     if len(sites) == 1:
         value, budget = _on_one_leg(tt, _one_leg_gate(gate, tt.shape[sites[0]]), sites[0]), None
-    elif len(sites) == 2 and abs(sites[0] - sites[1]) == 1:
+    elif len(sites) == 2:
         four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
         ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
+        if abs(sites[0] - sites[1]) > 1:
+            return apply(_operator(ordered, sorted(sites), tt.shape), tt, rtol=rtol, max_rank=max_rank)
         value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
     else:
         raise ArgumentError(
-            f"apply_gate: legs must be one leg or two neighbouring ones, got {sites}; make other gates a TTMatrix with "
-            "tnlib.ttm_svd and use tnlib.apply."
+            f"apply_gate: legs must be one leg or two, got {sites}; make other gates a TTMatrix with tnlib.ttm_svd, "
+            "then use tnlib.embed and tnlib.apply."
         )
     error, notes = (budget.error, budget.notes("bond", first=max(sites))) if budget else (0.0, ())
     return report("apply_gate", value, error=error, rtol=rtol, notes=notes)
@@ -127,6 +133,13 @@ def _two_leg_gate(gate: npt.ArrayLike, sizes: Sequence[int]) -> Array:
         f"apply_gate: gate must have shape ({side}, {side}) or (m, m', {sizes[0]}, {sizes[1]}), got {array.shape}; "
         "reshape it."
     )
+
+
+def _operator(gate: Array, sites: Sequence[int], shape: Sequence[int]) -> TTMatrix:
+    """Return a gate (m, m', n, n') on two distant legs as an operator on all."""
+    sizes = gate.shape
+    matrix = gate.reshape(sizes[0] * sizes[1], sizes[2] * sizes[3])
+    return embed(ttm_svd(matrix, sizes[:2], sizes[2:]).value, sites, shape)
 
 
 def _on_one_leg(tt: TensorTrain, gate: Array, site: int) -> TensorTrain:

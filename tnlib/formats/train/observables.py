@@ -1,0 +1,126 @@
+r"""Expectation values and correlations of operators in a train, divided by its norm squared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tnlib._errors import ArgumentError
+from tnlib._typing import Array
+from tnlib._validate import as_array
+from tnlib.formats.train.canonicalize import move_center
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.legs import embed
+from tnlib.formats.train.operations import inner_between
+from tnlib.formats.train.tt_matrix import TTMatrix, as_train
+from tnlib.linalg.threads import single_threaded_blas
+
+
+@single_threaded_blas
+def expectation(
+    tt: TensorTrain, operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int] | None = None
+) -> float | complex:
+    """Return <tt| operator |tt> / <tt|tt>.
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain, not zero.
+    operator
+        A TTMatrix with square cores, or a matrix for one leg. The product with `tt` is not formed.
+    legs
+        Legs on which it acts, in ascending order, the identity on all others (`tnlib.embed`); None for all.
+
+    Raises
+    ------
+    ArgumentError
+        If the operator does not fit these legs, or `tt` is zero.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> z = np.diag([1.0, -1.0])
+    >>> bell = tnlib.tt_svd(np.eye(2)).value
+    >>> both = tnlib.ttm_svd(np.kron(z, z), (2, 2), (2, 2)).value
+    >>> f"{abs(tnlib.expectation(bell, z, 0)):.3f}", f"{tnlib.expectation(bell, both):.3f}"
+    ('0.000', '1.000')
+    """
+    as_train("expectation", "tt", tt, TensorTrain)
+    if legs is not None or not isinstance(operator, TTMatrix):
+        operator = embed(operator, range(len(tt.cores)) if legs is None else legs, tt.shape)
+    if operator.row_shape != tt.shape or operator.col_shape != tt.shape:
+        raise ArgumentError(
+            f"expectation: operator must act on legs of sizes {tt.shape}, got rows {operator.row_shape} and columns "
+            f"{operator.col_shape}; name its legs."
+        )
+    moved = _normalized(tt, "expectation")
+    return inner_between(moved, operator, moved).item()
+
+
+@single_threaded_blas
+def correlation(tt: TensorTrain, a: npt.ArrayLike, b: npt.ArrayLike | None = None) -> Array:
+    """Return the matrix of <tt| a_i b_j |tt> / <tt|tt> over all pairs of legs, (d, d).
+
+    Parameters
+    ----------
+    tt
+        A TensorTrain whose d legs have one size n, not zero.
+    a, b
+        (n, n), the operators on legs i and j; on the diagonal their product. None: b = a^H.
+
+    Returns
+    -------
+    ndarray
+        (d, d). Connected correlations follow by subtraction of the products of `expectation` values.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> z = np.diag([1.0, -1.0])
+    >>> ghz = tnlib.zeros((2,) * 4) + tnlib.product_state([[1, 0]] * 4) + tnlib.product_state([[0, 1]] * 4)
+    >>> tnlib.correlation(ghz, z).round(12).tolist()[1]
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    as_train("correlation", "tt", tt, TensorTrain)
+    first = as_array("correlation", "a", a, ndim=2)
+    second = first.conj().T if b is None else as_array("correlation", "b", b, ndim=2)
+    for name, matrix in (("a", first), ("b", second)):
+        if {*tt.shape} != {*matrix.shape}:
+            raise ArgumentError(
+                f"correlation: {name} must be (n, n) for legs of one size n, got {matrix.shape} for legs of sizes "
+                f"{tt.shape}; use expectation for one pair."
+            )
+    d, dtype = len(tt.cores), np.result_type(tt.dtype, first.dtype, second.dtype)
+    out = np.zeros((d, d), dtype)
+    moved = _normalized(tt, "correlation")
+    for i in range(d):  # with the centre at i nothing on its left counts
+        moved = move_center(moved, i)
+        norm_squared = float(np.linalg.norm(moved.cores[i]) ** 2)
+        out[i, i] = _between(moved.cores[i], first @ second).trace() / norm_squared
+        lefts = [_between(moved.cores[i], own) for own in (first, second)]
+        for j in range(i + 1, d):
+            core = moved.cores[j]
+            out[i, j], out[j, i] = (
+                np.sum(left * _between(core, own, right=True)) / norm_squared
+                for left, own in zip(lefts, (second, first), strict=True)
+            )
+            lefts = [np.tensordot(core.conj(), np.tensordot(left, core, 1), axes=([0, 1], [0, 1])) for left in lefts]
+    return out
+
+
+def _between(core: Array, own: Array, *, right: bool = False) -> Array:
+    """Return sum over n, m of conj(C)[a, m, r'] own[m, n] C[a, n, r], (r', r); `right`: over the right bond instead."""
+    applied = np.tensordot(core, own, axes=([1], [1])).transpose(0, 2, 1)  # a m r
+    axes = ([1, 2], [1, 2]) if right else ([0, 1], [0, 1])
+    return np.tensordot(core.conj(), applied, axes=axes)
+
+
+def _normalized(tt: TensorTrain, function: str) -> TensorTrain:
+    """Return the train of norm 1, its centre at core 0."""
+    moved = move_center(tt, 0)
+    size = float(np.linalg.norm(moved.cores[0]))
+    if size == 0:
+        raise ArgumentError(f"{function}: tt must not be zero, got norm 0; its expectation values are not defined.")
+    return TensorTrain.from_sweep([moved.cores[0] / size, *moved.cores[1:]], 0)
