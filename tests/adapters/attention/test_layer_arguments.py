@@ -13,6 +13,7 @@ from attention_layers import ARRAYS, same_layer
 from checkpoint_folders import CONFIG, change_tensors
 from oracles import refused
 from tnlib_adapters import Attention, open_checkpoint
+from tnlib_adapters.attention.norms import LatentNorm
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 
@@ -147,3 +148,11 @@ def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> N
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < sum(m * n for m, n in sizes.values())  # half of the bytes of the layer in the file
+
+
+def test_latent_vectors_are_divided_by_the_root_of_their_mean_square_and_eps() -> None:
+    """The eps is as large as the mean square here, so that a division without it would be 41 % off."""
+    x = np.array([[0.1, -0.1, 0.1], [0.0, 0.0, 0.0]])
+    norm = LatentNorm(query=2 * np.eye(3), key_value=np.eye(3), eps=0.01, n_rotated=1)
+    assert np.allclose(norm.value_divisors(x)[:, 0], [np.sqrt(0.02), 0.1])
+    assert np.allclose(norm.queries(np.ones((2, 4)), x)[:, 0], [1 / np.sqrt(0.05), 10.0])

@@ -275,6 +275,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int | None]] = {
         },
         None,
     ),
+    "yarn, no plane between fast and slow": (
+        "LlamaConfig",
+        {
+            **BIG,
+            "max_position_embeddings": 65536,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 4096,
+                "beta_fast": 8,
+                "beta_slow": 8,
+                "truncate": False,
+            },
+        },
+        None,
+    ),
     "yarn, stated factor": (
         "LlamaConfig",
         {
