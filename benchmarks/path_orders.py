@@ -96,7 +96,7 @@ def picture(found: dict[str, dict[str, np.ndarray]], file: Path) -> None:
                 panel.set_yscale("symlog", linthresh=2)
             if row == 0:
                 panel.set_title(task, fontsize=11)
-            layers = "attention layers" if counted == "heads" else "attention and feed-forward layers"
+            layers = "attention layers" if counted == "heads" else "layers of both kinds"
             panel.set_xlabel(f"at most so many {layers}", fontsize=9)
             if column == 0:
                 panel.set_ylabel("sum of these paths / total", fontsize=9)

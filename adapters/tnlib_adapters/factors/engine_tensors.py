@@ -127,6 +127,11 @@ class IntegerTensor(TensorInfo):
     zero_offset: int = 0
 
     @property
+    def float_dtype(self) -> str:
+        """Dtype of the scales."""
+        return self.parts["scales" if self.quant_method == GPTQ else "weight_scale"].dtype
+
+    @property
     def n_groups(self) -> int:
         """Number of groups of inputs."""
         gptq = self.quant_method == GPTQ

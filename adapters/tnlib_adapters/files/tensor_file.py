@@ -60,6 +60,11 @@ class TensorInfo:
         """Count of numbers."""
         return math.prod(self.shape)
 
+    @property
+    def float_dtype(self) -> str:
+        """Dtype of its floats, in which numbers that replace it are stored."""
+        return self.dtype
+
     def read_stored(self) -> Array:
         """Read the numbers as stored; BF16 comes as its uint16 bit patterns."""
         flat = np.empty(self.size, STORED_AS[self.dtype])
@@ -97,7 +102,7 @@ class TensorInfo:
 
 def widest_float(tensors: Iterable[TensorInfo]) -> str:
     """Return the widest dtype of tensors of floats, in which the tensors that replace them are stored."""
-    return max((info.dtype for info in tensors), key=FLOATS.index)
+    return max((info.float_dtype for info in tensors), key=FLOATS.index)
 
 
 def decode(stored: Array, dtype: str) -> Array:
