@@ -89,13 +89,12 @@ class RunFolder:
         if not self.is_resumable:
             return None
         stored = self._as_stored(self._path(f"pass-{name}.npz"))
-        if stored is None and (
-            gone := [file.stem for file in self._folder_files(_GONE) if name in self._known_to(file)]
-        ):
+        removed = [file.stem for file in self._folder_files(_GONE) if name in self._known_to(file)]
+        if stored is None and removed:
             raise ArgumentError(
                 f"{self._function}: storage.folder must hold the files that the interrupted run left, got others in "
-                f"{self._folder}, where pass {name} is to be run again and its input, {gone[0]}, was removed; remove "
-                "that folder."
+                f"{self._folder}, where pass {name} is to be run again and its input, {removed[0]}, was removed; "
+                "remove that folder."
             )
         if stored is not None:
             self._passes.append(name)

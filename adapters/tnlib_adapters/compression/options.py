@@ -35,7 +35,7 @@ LAYOUTS = {  # with lines for the help of --layout
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """What a layout of an inference engine can hold: linear layers, each in one of these widths.
+    """Linear layers that a layout of an inference engine holds, each in one of these widths.
 
     Parameters
     ----------

@@ -259,6 +259,6 @@ def _codes(words: Array, bits: int, length: int) -> Array:
     if bits == 8:
         return packed[:, :length].astype(np.int16)
     n_bytes = -(-length // 8) * bits
-    whole = np.zeros((len(packed), n_bytes), np.uint8)
-    whole[:, : min(n_bytes, packed.shape[1])] = packed[:, :n_bytes]
-    return unpack(whole, bits, 1, length).astype(np.int16)
+    padded = np.zeros((len(packed), n_bytes), np.uint8)
+    padded[:, : min(n_bytes, packed.shape[1])] = packed[:, :n_bytes]
+    return unpack(padded, bits, 1, length).astype(np.int16)

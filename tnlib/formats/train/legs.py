@@ -253,9 +253,9 @@ def _split(core: Array, sizes: Sequence[Sizes]) -> list[Array]:
     for own in sizes[:-1]:
         sides, left = len(own), len(rest)
         rests = [n // m for n, m in zip(rest.shape[1:-1], own, strict=True)]
-        apart = rest.reshape(left, *(n for pair in zip(own, rests, strict=True) for n in pair), rest.shape[-1])
+        factored = rest.reshape(left, *(n for pair in zip(own, rests, strict=True) for n in pair), rest.shape[-1])
         order = [0, *range(1, 2 * sides, 2), *range(2, 2 * sides + 1, 2), 2 * sides + 1]
-        q, r = qr_positive(np.ascontiguousarray(apart.transpose(order)).reshape(left * math.prod(own), -1))
+        q, r = qr_positive(np.ascontiguousarray(factored.transpose(order)).reshape(left * math.prod(own), -1))
         cores.append(q.reshape(left, *own, -1))
         rest = r.reshape(len(r), *rests, core.shape[-1])
     return [*cores, rest.reshape(len(rest), *sizes[-1], core.shape[-1])]

@@ -354,8 +354,8 @@ def weight_scores(
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
         parts = split_queries_and_keys(head, words, n, average=True)
-        seen = parts if inputs is None else parts_of_mean(head, inputs.residuals[at[0]], n)
-        previous[at] = np.diagonal(position_pattern(seen), -1).mean()
+        read = parts if inputs is None else parts_of_mean(head, inputs.residuals[at[0]], n)
+        previous[at] = np.diagonal(position_pattern(read), -1).mean()
         query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
         turn = _mean_turn(parts)
         query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r

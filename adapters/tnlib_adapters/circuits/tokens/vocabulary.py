@@ -112,7 +112,7 @@ class Vocabulary:
 
     @property
     def inputs_text(self) -> str:
-        """What stands for a token, in words."""
+        """Inputs of the heads, in words."""
         return "embeddings" if self.inputs == "embeddings" else "the stream that the first layer makes of each token"
 
     def name(self, token: int) -> str:

@@ -14,7 +14,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
-from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles, RunFolder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
@@ -103,7 +103,7 @@ def factorise_calibrated(
         If the text is too short, or the statistics file belongs to another model, text or choice of weights.
     """
     checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
-    batches, folder = model.batches(text), RunFolder(request.partial_folder)
+    batches, folder = model.batches(text), CalibrationFolder(request.partial_folder)
     parts_of = partial(calibrated_parts, request.run.device)
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.resumed_run import RunFolder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.calibration.selected_weights import SelectedWeights, WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.calibration.statistics_files import StatisticsFiles, digest_of_tokens, origin_of
@@ -34,7 +34,7 @@ def collect_calibration(
     parts_of: PartsOf,
     request: Request,
     *,
-    folder: RunFolder | None = None,
+    folder: CalibrationFolder | None = None,
     workspace: Workspace | None = None,
 ) -> dict[str, LazyPart]:
     """Return the layers and other weights that a request selects, by module, factorised by statistics of a text.
@@ -56,7 +56,7 @@ def collect_calibration(
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
     """
-    what, folder, workspace = request.what, folder or RunFolder(), workspace or Workspace()
+    what, folder, workspace = request.what, folder or CalibrationFolder(), workspace or Workspace()
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, request.tokens // 2)
     model = weights.folded(model)
@@ -98,7 +98,9 @@ def collect_calibration(
     return {module: parts[module] for module in weights.modules}
 
 
-def streams_of_fit(model: RunningModel, batches: Sequence[Batch], folder: RunFolder, request: Request) -> Streams:
+def streams_of_fit(
+    model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request
+) -> Streams:
     """Return the streams of the batches of the fit, of which those of the statistics are the first."""
     from tnlib_adapters.instrument.block_passes import Streams
 

@@ -13,7 +13,7 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
-from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles, RunFolder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
@@ -53,7 +53,7 @@ def factorise_quantized(
     Parameters and errors are those of `factorise_calibrated`.
     """
     checkpoint, model = source.checkpoint, source.original
-    batches, folder = model.batches(text), RunFolder(request.partial_folder)
+    batches, folder = model.batches(text), CalibrationFolder(request.partial_folder)
     parts_of = partial(_rounded_parts, forms_of(request))
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 

@@ -27,7 +27,7 @@ _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 
 
-class RunFolder:
+class CalibrationFolder:
     """Folder of what a run stores between blocks; a temporary one is removed with the object."""
 
     def __init__(self, folder: Path | None = None) -> None:

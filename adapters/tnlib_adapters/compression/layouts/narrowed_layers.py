@@ -16,7 +16,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
-from tnlib_adapters.compression.calibration.resumed_run import RunFolder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect
 from tnlib_adapters.compression.layouts.structured_pruning import (
     RotaryPlanes,
@@ -85,7 +85,7 @@ class NarrowedLayers:
         from tnlib_adapters.instrument.weight_inputs import find_places
 
         model, wired, request = source.original, self._checkpoint.wiring.layers, self._request
-        batches, folder = model.batches(text), RunFolder()  # the folder of the streams, until the end
+        batches, folder = model.batches(text), CalibrationFolder()  # the folder of the streams, until the end
         widest = max(self._before.neurons or 0 if self._fewer else 0, self._checkpoint.sizes.d_value)
         check_tokens("compress", batches, widest)  # second moments of so many inputs are inverted
         streams, sample = streams_of_fit(model, batches, folder, request), sample_batches(batches, request.tokens // 2)
