@@ -17,7 +17,7 @@ from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.discovery.circuit_search import Circuit
-from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
+from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
@@ -280,3 +280,30 @@ def test_a_circuit_may_be_empty(deep: Checkpoint) -> None:
     assert found.kept == ()
     assert_close(found.loss, loss_of_edges(deep, tokens[None], mask[None], set()), factor=1e4)
     assert repr(found).startswith(f"0 of {len(found.removed)} edges")
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
+def test_edges_that_no_path_connects_change_nothing(deep: Checkpoint, kind: str) -> None:
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(0, 11, (3, 8))
+    gated = GatedModel(deep, tokens, np.arange(8) > np.zeros((3, 1)), "f", Ablation(kind))
+    dropped = 0
+    for _ in range(5):
+        gates = (rng.random(len(gated.names)) > 0.93).astype(float)
+        for from_sources in (False, True):
+            connected = gated.connected(gates, from_sources=from_sources)
+            edges = [name.split(" -> ") for name, gate in zip(gated.names, connected, strict=True) if gate]
+            writers = {writer for writer, _ in edges}
+            read = {reader.split(" ")[0] for _, reader in edges}
+            assert read <= {*writers, "logits"}
+            if from_sources:
+                assert {w for w in writers if w[0].isdigit() and not w.endswith("bias")} <= read
+            if kind == "resample" or not from_sources:  # other unreached writers are constants
+                assert_close(gated.loss(connected), gated.loss(gates), factor=1e4)
+            dropped += int((gates - connected).sum())
+    assert dropped > 20
+    found = find_circuit(deep, tokens, np.arange(8) > np.zeros((3, 1)), loss_increase=0.3, by="acdc", ablation=kind)
+    pairs = [name.split(" -> ") for name in found.kept]
+    assert {reader.split(" ")[0] for _, reader in pairs} <= {"logits", *(writer for writer, _ in pairs)}
+    assert found.loss <= found.full_loss + 0.3 + 1e-9
+    assert len(found.losses) == len(found.removed)

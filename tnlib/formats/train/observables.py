@@ -22,7 +22,7 @@ from tnlib.linalg.threads import single_threaded_blas
 def expectation(
     tt: TensorTrain, operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int] | None = None
 ) -> float | complex:
-    """Return <tt| operator |tt> / <tt|tt>.
+    """Return the expectation value ``<tt| operator |tt> / <tt|tt>``.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def expectation(
 
 @single_threaded_blas
 def correlation(tt: TensorTrain, a: npt.ArrayLike, b: npt.ArrayLike | None = None) -> Array:
-    """Return the matrix of <tt| a_i b_j |tt> / <tt|tt> over all pairs of legs, (d, d).
+    """Return ``<tt| a_i b_j |tt> / <tt|tt>`` for all pairs of legs, (d, d).
 
     Parameters
     ----------

@@ -287,7 +287,8 @@ def find_circuit(
     Returns
     -------
     Circuit
-        The remaining terms and the loss without each; printed as a table.
+        The remaining terms and the loss without each; printed as a table. Every edge lies on a path from tokens,
+        positions or a bias to the logits; edges from which no path leads there are removed last.
 
     Raises
     ------
@@ -332,6 +333,8 @@ def find_circuit(
     gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))
     pruned = prune(gated, full_loss + loss_increase, by)
+    if isinstance(gated, GatedModel):
+        pruned = _connected(gated, pruned, full_loss + loss_increase)
     remaining = np.flatnonzero(pruned.gates)
     loss = gated.loss(pruned.gates)
     return Circuit(
@@ -344,6 +347,19 @@ def find_circuit(
         loss=loss,
         metric=how.metric,
     )
+
+
+def _connected(model: GatedModel, pruned: Pruned, limit: float) -> Pruned:
+    """Return a circuit without the edges that no path connects to tokens and logits, if it still meets the limit.
+
+    Without the ones that reach no logits the loss is the same.
+    """
+    for from_sources in (True, False):
+        gates = model.connected(pruned.gates, from_sources=from_sources)
+        if not from_sources or model.loss(gates) <= limit:
+            break
+    dropped = np.flatnonzero(pruned.gates.astype(bool) & ~gates.astype(bool)).tolist()
+    return Pruned(gates, [*pruned.removed, *dropped], [*pruned.losses, *[np.nan] * len(dropped)])
 
 
 def _gated(model: Checkpoint, tokens: Array, mask: Array, of: Of, ablation: Ablation) -> Gated:

@@ -174,6 +174,25 @@ class GatedModel:
                 self._read_adjoint(values, layer.reader, grad, slopes, grads)
         return -slopes[tuple(self.edges.T)]
 
+    def connected(self, gates: Array, *, from_sources: bool) -> Array:
+        """Return gates (edges,) without the edges from which no path leads to the logits, which changes nothing.
+
+        With `from_sources`, without those that no path from tokens, positions or a bias reaches either.
+        """
+        components = [self.readers[r].removesuffix(" Q").removesuffix(" K").removesuffix(" V") for r, _ in self.edges]
+        pairs = [(self.writers[w], component) for (_, w), component in zip(self.edges, components, strict=True)]
+        kept = gates.astype(bool)
+        useful, reached = {"logits"}, {*self.writers} - {*components}
+        for k in reversed(range(len(pairs))):  # readers of later layers come later
+            if kept[k] and pairs[k][1] in useful:
+                useful.add(pairs[k][0])
+        for k, (writer, component) in enumerate(pairs):
+            if kept[k] and writer in reached:
+                reached.add(component)
+        for k, (writer, component) in enumerate(pairs):
+            kept[k] &= component in useful and (writer in reached or not from_sources)
+        return np.where(kept, gates, 0.0)
+
     # ---------------------------------------------------------------------------------------------------------- edges
 
     def _open_gates(self) -> Array:
