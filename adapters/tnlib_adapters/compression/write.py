@@ -18,7 +18,7 @@ from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.options import ENGINES
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.config_section import KEY, describe
-from tnlib_adapters.factors.engine_tensors import DESCRIBE, GPTQ, entries
+from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, GPTQ, stored_shapes
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
 from tnlib_adapters.factors.projections import put_together
@@ -154,13 +154,35 @@ def _new_integers(
     stored_as: str, checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str
 ) -> list[Entry]:
     """Return the tensors of a module in the integers of an engine, and its biases."""
+
+    @functools.cache
+    def stored() -> dict[str, Array]:
+        arrays = dict[str, Array]()
+        for matrix in plan.matrices[module]:
+            linear = _linear(checkpoint, matrix.describe())
+            (integers,) = matrix.integers.values()
+            own = ENCODE[stored_as](integers)
+            arrays |= {f"{linear.module}.{name}": array for name, (_, array) in own.items()}
+            if linear.bias is not None and linear.bias in names:
+                arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
+        return arrays
+
+    def make(name: str) -> Array:
+        array = stored().pop(name)
+        if not stored():
+            stored.cache_clear()
+        return array
+
     new = list[Entry]()
-    for matrix in plan.matrices[module]:
-        linear = _linear(checkpoint, matrix.describe())
-        (integers,) = matrix.integers.values()
-        new += entries(stored_as, linear.module, integers)
+    for description in plan.descriptions[module]:
+        linear = _linear(checkpoint, description)
+        ((part, form),) = description.formats.items()
+        shapes = stored_shapes(stored_as, form, description.shapes[part])
+        new += [
+            lazy_entry(f"{linear.module}.{name}", own_dtype, shape, make) for name, (own_dtype, shape) in shapes.items()
+        ]
         if linear.bias is not None and linear.bias in names:
-            new.append(Entry(linear.bias, dtype, encode_in_range(linear.bias, matrix.arrays["bias"], dtype)))
+            new.append(lazy_entry(linear.bias, dtype, checkpoint.folder.tensors[linear.bias].shape, make))
     return new
 
 

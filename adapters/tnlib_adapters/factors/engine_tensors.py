@@ -27,7 +27,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS, Entry, TensorInfo, check_finite, to_bf16
+from tnlib_adapters.files.tensor_file import FLOATS, TensorInfo, check_finite, to_bf16
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD = 32  # bits
@@ -56,6 +56,30 @@ def encode_compressed_tensors(integers: Integers) -> dict[str, tuple[str, Array]
         "weight_packed": ("I32", _words(_unsigned(integers), integers.format.bits, axis=0)),
         "weight_scale": ("BF16", to_bf16(np.ascontiguousarray(integers.scales.T))),
         "weight_shape": ("I64", np.array(integers.codes.shape[::-1], np.int64)),
+    }
+
+
+def stored_shapes(
+    stored_as: str, form: IntegerFormat, shape: tuple[int, ...]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {name below the module: (dtype, shape)} of a weight (in, out) as it is encoded.
+
+    >>> stored_shapes(COMPRESSED_TENSORS, IntegerFormat(3, 0, 32, has_zero=True), (64, 32))["weight_packed"]
+    ('I32', (32, 6))
+    """
+    n_in, n_out = shape
+    n_groups, words = form.n_groups(n_in), -(-n_in * form.bits // _WORD)
+    if stored_as == GPTQ:
+        return {
+            "qweight": ("I32", (words, n_out)),
+            "qzeros": ("I32", (n_groups, n_out * form.bits // _WORD)),
+            "scales": ("BF16", (n_groups, n_out)),
+            "g_idx": ("I32", (n_in,)),
+        }
+    return {
+        "weight_packed": ("I32", (n_out, words)),
+        "weight_scale": ("BF16", (n_out, n_groups)),
+        "weight_shape": ("I64", (2,)),
     }
 
 
@@ -233,11 +257,6 @@ def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], *, 
     if scales.dtype not in FLOATS or any(own.dtype not in ("I32", "I64", *FLOATS) for own in parts.values()):
         raise info._damaged(f"codes are I32 and scales floats, got {', '.join(own.dtype for own in parts.values())}")
     return replace(info, shape=(n_out, n_in), n_bits=n_bits)
-
-
-def entries(stored_as: str, module: str, integers: Integers) -> list[Entry]:
-    """Return the tensors of a weight below its module."""
-    return [Entry(f"{module}.{name}", dtype, array) for name, (dtype, array) in ENCODE[stored_as](integers).items()]
 
 
 def _unsigned(integers: Integers) -> Array:

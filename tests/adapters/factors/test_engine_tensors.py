@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tnlib_adapters.factors.engine_tensors import COMPRESSED_TENSORS, DESCRIBE, GPTQ, entries, with_dequantized
+from tnlib_adapters.factors.engine_tensors import (
+    COMPRESSED_TENSORS,
+    DESCRIBE,
+    ENCODE,
+    GPTQ,
+    stored_shapes,
+    with_dequantized,
+)
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 from tnlib_adapters.files.folder import open_folder
 from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
@@ -24,6 +31,13 @@ formats = st.builds(IntegerFormat, st.sampled_from(BITS), st.just(0), st.sampled
 
 def rounded(form: IntegerFormat, seed: int = 0) -> Integers:
     return round_to_nearest(np.random.default_rng(seed).standard_normal((96, 64)), form)
+
+
+def entries(stored_as: str, module: str, integers: Integers) -> list[Entry]:
+    own = ENCODE[stored_as](integers)
+    shapes = {name: (dtype, array.shape) for name, (dtype, array) in own.items()}
+    assert shapes == stored_shapes(stored_as, integers.format, integers.codes.shape)
+    return [Entry(f"{module}.{name}", dtype, array) for name, (dtype, array) in own.items()]
 
 
 def opened(folder: Path, config: Mapping[str, Any], tensors: list[Entry]) -> Any:
