@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.reference.layers import Norm
@@ -75,9 +76,16 @@ class TokenEmbedding:
         rows = np.maximum((~is_padding).cumsum(axis=1) - 1, 0)  # counts the tokens that are no padding
         return np.where(is_padding[..., None], self.padding.position, table[rows])
 
-    def check(self, function: str, tokens: Array, context: int | None, parameter: str = "tokens") -> Array:
-        """Return token numbers (batch, n), validated; `parameter` is their name in messages."""
-        a = to_numpy(function, parameter, tokens)
+    def check(self, function: str, tokens: Any, context: int | None, parameter: str = "tokens") -> Array:
+        """Return token numbers (batch, n), validated, also of what a tokenizer returned.
+
+        `parameter` is their name in messages.
+        """
+        if isinstance(tokens, str):
+            raise ArgumentTypeError(
+                f"{function}: {parameter} must be token numbers, got the text {tokens!r:.60}; pass tokenizer(text)."
+            )
+        a = to_numpy(function, parameter, _input_ids(function, parameter, tokens))
         if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
             raise ArgumentError(
                 f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape "
@@ -97,6 +105,18 @@ class TokenEmbedding:
                 f", got {a.shape[1]}; shorten them."
             )
         return a
+
+
+def _input_ids(function: str, parameter: str, tokens: Any) -> Any:
+    """Return the token numbers of a BatchEncoding, anything else as it is; refuse padding."""
+    if not isinstance(tokens, Mapping) or "input_ids" not in tokens:
+        return tokens
+    if "attention_mask" in tokens and not to_numpy(function, parameter, tokens["attention_mask"]).all():
+        raise ArgumentError(
+            f"{function}: {parameter} must be without padding, got an attention_mask with zeros; pass sequences of one "
+            "length."
+        )
+    return tokens["input_ids"]
 
 
 @dataclass(frozen=True)

@@ -321,3 +321,19 @@ def test_missing_and_spoiled_tensors_are_refused_by_name(saved: Any, tmp_path: P
     change_tensors(folder, lambda t: t.pop(name))
     with refused(FileFormatError, repr(name)):
         read_weights(open_checkpoint(folder))
+
+
+def test_what_a_tokenizer_returns_is_read_and_text_is_not(llama: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama.folder.path)
+    both = tokenizer(["The list is sorted.", "The file is"], padding=False)
+    one = tokenizer("The list is sorted.")
+    want = run(llama, one["input_ids"]).hidden
+    assert np.array_equal(run(llama, one).hidden, want)
+    assert np.array_equal(run(llama, tokenizer("The list is sorted.", return_tensors="np")).hidden, want)
+    with refused(TypeError, "run: tokens must be token numbers", "'some text'", "tokenizer(text)"):
+        run(llama, "some text")  # type: ignore[arg-type]
+    rows = [ids + [0] * (8 - len(ids)) for ids in both["input_ids"]]
+    masked = {"input_ids": rows, "attention_mask": [[int(k < len(ids)) for k in range(8)] for ids in both["input_ids"]]}
+    with refused(ValueError, "without padding"):
+        run(llama, masked)  # type: ignore[arg-type]
