@@ -26,7 +26,7 @@ from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
@@ -179,14 +179,14 @@ def _new_integers(
     return new
 
 
-def _made_once(make: Callable[[], dict[str, Made]]) -> Callable[[str], Made]:
+def _made_once(make: Callable[[], dict[str, T]]) -> Callable[[str], T]:
     """Return a function of a name that makes all tensors of a module at its first call, and keeps none it returned."""
-    made = dict[str, Made]()
+    tensors = dict[str, T]()
 
-    def get(name: str) -> Made:
-        if not made:
-            made.update(make())
-        return made.pop(name)
+    def get(name: str) -> T:
+        if not tensors:
+            tensors.update(make())
+        return tensors.pop(name)
 
     return get
 

@@ -107,11 +107,11 @@ class Forms:
 
     def groups_of(self, length: int) -> list[int]:
         """Return the groups of a column of this length."""
-        whole = [0] if 0 in self.groups else []
+        column = [0] if 0 in self.groups else []
         if self.has_zero:
             largest = next((group for group in self.groups if group and length % group == 0), None)
-            return whole + ([] if largest is None else [largest])
-        return whole + [group for group in self.groups if 0 < group < length]
+            return column + ([] if largest is None else [largest])
+        return column + [group for group in self.groups if 0 < group < length]
 
 
 class QuantizedWeight:
