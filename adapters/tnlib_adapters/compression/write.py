@@ -17,7 +17,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
-from tnlib_adapters.factors.config_section import KEY, describe
+from tnlib_adapters.factors.config_section import IMPORT_FIRST, KEY, WEIGHTS_FILE, describe
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, GPTQ, stored_shapes
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
@@ -42,6 +42,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
+        config[WEIGHTS_FILE] = IMPORT_FIRST
     if layout in ENGINES:
         linear = [(_linear(checkpoint, own), own) for of_module in plan.descriptions.values() for own in of_module]
         config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
