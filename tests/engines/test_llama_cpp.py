@@ -1,4 +1,4 @@
-"""The layout `narrow` in llama.cpp: a trained Llama, converted by its script, generates as in transformers."""
+"""The layouts `narrow` and `gguf` in llama.cpp: a trained Llama generates as in transformers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def prompts(folder: Path) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in ("Return the", "The file is", "If the argument")]
 
 
-def in_transformers(folder: Path) -> list[list[int]]:
+def in_transformers(folder: Path, **options: Any) -> list[list[int]]:
     """Greedy continuations of the prompts."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    options: dict[str, Any] = {"max_new_tokens": COUNT, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    greedy: dict[str, Any] = {"max_new_tokens": COUNT, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     found = []
     for prompt in prompts(folder):
         x = torch.tensor([prompt])
-        found.append(model.generate(x, attention_mask=torch.ones_like(x), **options)[0, len(prompt) :].tolist())
+        found.append(model.generate(x, attention_mask=torch.ones_like(x), **greedy)[0, len(prompt) :].tolist())
     return found
 
 
@@ -70,20 +70,27 @@ def converted(folder: Path) -> Path:
     return file
 
 
-def in_llama_cpp(folder: Path) -> list[list[int]]:
+def in_llama_cpp(folder: Path, file: Path) -> list[list[int]]:
     """The same continuations, in a process of its own: llama.cpp ends it where a model does not fit."""
-    command = [sys.executable, "-c", GENERATE, str(converted(folder)), json.dumps(prompts(folder)), str(COUNT)]
+    command = [sys.executable, "-c", GENERATE, str(file), json.dumps(prompts(folder)), str(COUNT)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_original_generates_the_same(source: Path) -> None:
-    assert in_llama_cpp(source) == in_transformers(source)
+    assert in_llama_cpp(source, converted(source)) == in_transformers(source)
 
 
 def test_a_narrow_model_generates_the_same(source: Path, tmp_path: Path) -> None:
     out, sizes = tmp_path / "narrow", {"head_dim": 8, "intermediate_size": 112}
     compress(source, out, Budget(sizes=sizes), calibration=source.with_name("calibration.txt"), layout="narrow")
     generated = in_transformers(out)
-    assert in_llama_cpp(out) == generated
+    assert in_llama_cpp(out, converted(out)) == generated
     assert generated != in_transformers(source)
+
+
+def test_a_written_file_generates_the_same(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with it")
+    out, text = tmp_path / "gguf", source.with_name("calibration.txt")
+    compress(source, out, Budget(bits=5.5), calibration=text, layout="gguf", effort="low")
+    assert in_llama_cpp(out, out / "model.gguf") == in_transformers(out, gguf_file="model.gguf")

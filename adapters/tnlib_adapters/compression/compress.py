@@ -11,10 +11,12 @@ from typing import Any
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import remove_run_folder
+from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
 from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.executor import Workers
+from tnlib_adapters.compression.layouts.gguf import to_gguf
 from tnlib_adapters.compression.layouts.narrow import NarrowModel
 from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -83,7 +85,8 @@ def compress(
         calibration data; `keep` is the fraction of attention and feed-forward layers. Of the other options only
         `tokens` of the calibration, `effort`, `device` and `dtype` apply. "gptq", "compressed-tensors" and
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need
-        calibration data.
+        calibration data. "gguf" writes all matrices of a Llama and its tokenizer into one file for llama.cpp; needs the
+        package gguf.
     effort
         Passes over the text in which every block is fitted to the original: "low", none; "default", two for rounded
         weights and four for factors; "high", 200 and 400 steps.
@@ -133,6 +136,8 @@ def compress(
             measures["calibration"] = {} if text is None else text.summary(original.original)
             report = _report(checkpoint, written, request, measures, started)
             write_report(report, partial)
+            if layout == GGUF:
+                to_gguf(written, partial / GGUF_FILE)
             check_target("compress", target, checkpoint.folder.path, force=run.force)
     if request.partial_folder is not None:
         remove_run_folder(request.partial_folder)

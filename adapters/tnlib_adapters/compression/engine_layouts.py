@@ -15,6 +15,7 @@ from tnlib_adapters.compression.options import Budget
 if TYPE_CHECKING:
     from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 
+GGUF, GGUF_FILE = "gguf", "model.gguf"
 QUANTIZED = "quantized"  # the method that rounds on the grids of engines
 _MULTIPLE = 32  # of inputs and outputs of every layer: codes and zeros fill words of 32 bits
 
@@ -32,12 +33,23 @@ class EngineLayout:
     of_causal, of_encoders
         Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
         the engine has none.
+    scales
+        Dtype of the scales.
+    holds_tables
+        True if embedding and unembedding are integers too.
     """
 
     bits: tuple[int, ...]
     groups: tuple[int, ...]
     of_causal: str
     of_encoders: str
+    scales: str = "BF16"
+    holds_tables: bool = False
+
+    @property
+    def fewest_bits(self) -> float:
+        """Average below which no budget can be met."""
+        return min(self.bits) + (0 if 0 in self.groups else 16 / max(self.groups))
 
     def format_of(self, *, predicts: bool) -> str:
         """Return the format of the tensors of a model that predicts tokens, or of another."""
@@ -50,6 +62,8 @@ ENGINES: Mapping[str, EngineLayout] = {
         (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), "compressed-tensors", "compressed-tensors"
     ),
     "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), "gptq", "compressed-tensors"),
+    # written as compressed-tensors, measured, and converted
+    GGUF: EngineLayout((4, 5, 8), (32,), "compressed-tensors", "", scales="F16", holds_tables=True),
 }
 
 
@@ -65,7 +79,12 @@ def check_engine_options(layout: str, method: str, budget: Budget, *, with_text:
             f"compress: keep must be left out for layout {layout!r}, which holds whole weights, got {budget.keep}; "
             "pass bits."
         )
-    widths = ENGINES[layout].bits
+    widths, fewest = ENGINES[layout].bits, ENGINES[layout].fewest_bits
+    if budget.bits is not None and budget.bits < fewest:
+        raise ArgumentError(
+            f"compress: bits must be at least {fewest:g} for layout {layout!r}, its smallest width and its scales, got "
+            f"{budget.bits:g}; raise it."
+        )
     if budget.width is not None and budget.width not in widths:
         raise ArgumentError(
             f"compress: store must be of {', '.join(map(str, widths))} bits for layout {layout!r}, got "
@@ -102,3 +121,7 @@ def check_engine(layout: str, checkpoint: Checkpoint) -> None:
                     f"compress: layout {layout!r} needs multiples of {_MULTIPLE} inputs and outputs, got "
                     f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
                 )
+    if layout == GGUF:
+        from tnlib_adapters.compression.layouts.gguf import check_gguf
+
+        check_gguf(checkpoint)

@@ -75,7 +75,7 @@ class Request:
         budget = budget or Budget()
         if options.get("layout") in ENGINES:
             method = method or QUANTIZED
-            if options.get("what", cls.what) == cls.what:
+            if options.get("what", cls.what) == cls.what and not ENGINES[options["layout"]].holds_tables:
                 options["what"] = LINEAR
         if method is None:
             method = _default_method(budget, options.get("what", cls.what), with_text=calibration is not None)
@@ -84,7 +84,8 @@ class Request:
             if budget.unbounded and budget.store != "float" and not in_bits:
                 budget = replace(budget, keep=1.0)
             elif in_bits and budget.store == "float" and budget.bits is None and budget.max_error is None:
-                budget = replace(budget, bits=DEFAULT_BITS)
+                engine = ENGINES.get(options.get("layout", ""))
+                budget = replace(budget, bits=max(DEFAULT_BITS, engine.fewest_bits if engine else 0.0))
         return cls(budget, calibration, method, **options)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import AttentionWiring, Linear
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.engine_layouts import ENGINES
+from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF, GGUF_FILE
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.config_section import IMPORT_FIRST, KEY, WEIGHTS_FILE, describe
@@ -69,6 +69,8 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     if wiring.model_type == "tnlib_attention_only":  # transformers does not know it
         return "import tnlib_adapters; checkpoint = tnlib_adapters.open_checkpoint(folder)"
     name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
+    if layout == GGUF:
+        return f"import transformers; model = transformers.{name}.from_pretrained(folder, gguf_file={GGUF_FILE!r})"
     if layout in ENGINES and _format_of(checkpoint, layout) == GPTQ:
         return "import gptqmodel; model = gptqmodel.GPTQModel.load(folder)"
     modules = "tnlib_adapters.transformers_plugin, transformers" if layout == "factored" else "transformers"
@@ -97,7 +99,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
         dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
         make = _new_dense if layout == "dense" else _new_factors
         if layout in ENGINES:
-            make = functools.partial(_new_integers, _format_of(checkpoint, layout))
+            make = functools.partial(_new_integers, _format_of(checkpoint, layout), ENGINES[layout].scales)
         new |= {names[0]: make(checkpoint, plan, module, names, dtype), **{name: [] for name in names[1:]}}
     return new
 
@@ -152,7 +154,7 @@ def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[
 
 
 def _new_integers(
-    stored_as: str, checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str
+    stored_as: str, scales: str, checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str
 ) -> list[Entry]:
     """Return the tensors of a module in the integers of an engine, and its biases."""
 
@@ -161,7 +163,8 @@ def _new_integers(
         for matrix in plan.matrices[module]:
             linear = _linear(checkpoint, matrix.describe())
             (integers,) = matrix.integers.values()
-            own = ENCODE[stored_as](integers)
+            encode_in_range(linear.weight, integers.scales, scales)
+            own = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers, scales)
             arrays |= {f"{linear.module}.{name}": array for name, (_, array) in own.items()}
             if linear.bias is not None and linear.bias in names:
                 arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
@@ -170,7 +173,7 @@ def _new_integers(
     new, stored = list[Entry](), _made_once(make)
     for description in plan.descriptions[module]:
         linear = _linear(checkpoint, description)
-        shapes = stored_shapes(stored_as, *_whole_weight(description))
+        shapes = stored_shapes(stored_as, *_whole_weight(description), scales)
         new += [
             lazy_entry(f"{linear.module}.{name}", own_dtype, shape, stored)
             for name, (own_dtype, shape) in shapes.items()
@@ -193,9 +196,10 @@ def _made_once(make: Callable[[], dict[str, T]]) -> Callable[[str], T]:
 
 
 def _whole_weight(description: Description) -> tuple[IntegerFormat, tuple[int, ...]]:
-    """Return format and shape of a whole weight in integers."""
+    """Return format and shape (in, out) of a whole weight in integers; a table has one scale or more in every row."""
     ((part, form),) = description.formats.items()
-    return form, description.shapes[part]
+    shape = description.shapes[part]
+    return form, shape[::-1] if form.axes == (1,) else shape
 
 
 def _format_of(checkpoint: Checkpoint, layout: str) -> str:

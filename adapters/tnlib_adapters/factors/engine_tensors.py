@@ -29,7 +29,7 @@ from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.packing import pack, unpack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS, TensorInfo, check_finite, to_bf16
+from tnlib_adapters.files.tensor_file import FLOATS, TensorInfo, check_finite, encode
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD = 32  # bits
@@ -51,8 +51,8 @@ _OPTIONAL = ("g_idx", "weight_zero_point", "weight_g_idx")
 _VERSIONS = ("gptq", "gptq_v2")  # checkpoint_format
 
 
-def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
-    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 1.
+def encode_gptq(integers: Integers, scales: str = "BF16") -> dict[str, tuple[str, Array]]:
+    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 1, with scales in a dtype.
 
     Both sides are multiples of 32.
     """
@@ -62,22 +62,25 @@ def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
     return {
         "qweight": ("I32", np.ascontiguousarray(_words(_unsigned(integers), form.bits, axis=0).T)),
         "qzeros": ("I32", _words(zeros, form.bits, axis=1)),
-        "scales": ("BF16", to_bf16(integers.scales)),
+        "scales": (scales, encode(integers.scales, scales)),
         "g_idx": ("I32", (np.arange(n_in) // group).astype(np.int32)),
     }
 
 
-def encode_compressed_tensors(integers: Integers) -> dict[str, tuple[str, Array]]:
-    """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized."""
+def encode_compressed_tensors(integers: Integers, scales: str = "BF16") -> dict[str, tuple[str, Array]]:
+    """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized.
+
+    `scales` is the dtype of the scales.
+    """
     return {
         "weight_packed": ("I32", _words(_unsigned(integers), integers.format.bits, axis=0)),
-        "weight_scale": ("BF16", to_bf16(np.ascontiguousarray(integers.scales.T))),
+        "weight_scale": (scales, encode(np.ascontiguousarray(integers.scales.T), scales)),
         "weight_shape": ("I64", np.array(integers.codes.shape[::-1], np.int64)),
     }
 
 
 def stored_shapes(
-    stored_as: str, form: IntegerFormat, shape: tuple[int, ...]
+    stored_as: str, form: IntegerFormat, shape: tuple[int, ...], scales: str = "BF16"
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return {name below the module: (dtype, shape)} of a weight (in, out) as it is encoded.
 
@@ -90,12 +93,12 @@ def stored_shapes(
         return {
             "qweight": ("I32", (words, n_out)),
             "qzeros": ("I32", (n_groups, n_out * form.bits // _WORD)),
-            "scales": ("BF16", (n_groups, n_out)),
+            "scales": (scales, (n_groups, n_out)),
             "g_idx": ("I32", (n_in,)),
         }
     return {
         "weight_packed": ("I32", (n_out, words)),
-        "weight_scale": ("BF16", (n_out, n_groups)),
+        "weight_scale": (scales, (n_out, n_groups)),
         "weight_shape": ("I64", (2,)),
     }
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -205,6 +205,10 @@ class Integers:
     def stored(self) -> Array:
         """Return the codes as stored, packed if they have fewer bits than 8."""
         return pack(self.codes, self.format.bits, self.format.axes[0]) if self.format.is_packed else self.codes
+
+    def transposed(self) -> Integers:
+        """Return the transpose of a matrix with groups along one axis."""
+        return Integers(self.codes.T, self.scales.T, replace(self.format, axis=1 - self.format.axes[0]))
 
     def values(self, dtype: Any = np.float32) -> Array:
         """Return the values of the codes, exactly."""

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib_adapters.architectures.geometric_frequencies import base_and_factor
 from tnlib_adapters.architectures.wiring import AttentionWiring
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, with_folder
@@ -36,7 +35,7 @@ _OTHER_HEADS: Mapping[str, Callable[[AttentionWiring], bool]] = {
     "its queries and keys are normalised": lambda a: bool(a.head_norms),
     "it has no rotary embeddings": lambda a: a.frequencies(None, "compress") is None,
     "its rotary embeddings rotate adjacent columns": lambda a: a.pairs,
-    "its rotary embeddings are scaled other than linearly": lambda a: _rope_of(a) is None,
+    "its rotary embeddings are scaled other than linearly": lambda a: base_and_factor(a) is None,
 }
 
 
@@ -154,7 +153,7 @@ class NarrowModel:
         rotated = layers[0].frequencies(None, "compress")
         if rotated is not None and 2 * len(rotated.radians) < sizes.d_head:
             yield "some columns of its heads are not rotated"
-        if len({_rope_of(attention) for attention in layers}) > 1:
+        if len({base_and_factor(attention) for attention in layers}) > 1:
             yield "its layers have different rotary frequencies"
         if sizes.d_value != sizes.d_head or self._with_config({HEAD: 2}).sizes.d_head != 2:
             yield f"its config.json has no {HEAD} of all heads"
@@ -191,7 +190,7 @@ class NarrowModel:
 
     def _rope(self) -> dict[str, Any]:
         """Return the keys of config.json with the rotary frequencies of the planes."""
-        rope, planes = _rope_of(self._checkpoint.wiring.layers[0].attention), self._layers.planes
+        rope, planes = base_and_factor(self._checkpoint.wiring.layers[0].attention), self._layers.planes
         if planes is None or rope is None:
             return {}
         base, factor = planes.base(rope[0]), rope[1] * planes.factor(rope[0])
@@ -237,31 +236,3 @@ def _rescaled(layer: Attention, scale: float) -> Attention:
     factor = layer.scale / scale
     b_q = None if layer.b_Q is None else factor * layer.b_Q
     return replace(layer, W_Q=factor * layer.W_Q, b_Q=b_q, scale=scale)
-
-
-def _rope_of(attention: AttentionWiring) -> tuple[float, float] | None:
-    """Return base b and factor f of frequencies b^(-2j / n) / f of n columns; None for others, or that vary."""
-    turning = attention.frequencies(None, "compress")
-    if turning is None or turning.factor != 1:
-        return None
-    n, radians = len(turning.radians), np.asarray(turning.radians, float)
-    base = _rounded((radians[0] / radians[1]) ** n) if n > 1 else 1e4  # any, for one plane
-    if not np.allclose(radians, radians[0] * base ** (-np.arange(n) / n), rtol=1e-9) or _varies(attention, radians):
-        return None
-    return base, _rounded(1 / radians[0])
-
-
-def _varies(attention: AttentionWiring, radians: Array) -> bool:
-    """Test if frequencies are others beyond the context, as those of the dynamic variant."""
-    if attention.context is None:
-        return False
-    try:
-        longer = attention.frequencies(attention.context + 1, "compress")
-    except ArgumentError:  # no model of such length
-        return False
-    return longer is not None and not np.array_equal(longer.radians, radians)
-
-
-def _rounded(value: float) -> float:
-    """Return a number with 12 digits: what config.json stated, freed from the rounding of powers."""
-    return float(f"{value:.12g}")
