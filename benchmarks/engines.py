@@ -3,14 +3,15 @@
     python -m benchmarks.smollm2
     make engines        # once: installs the readers
     export READERS_PYTHON=~/.cache/tnlib-engines/readers/bin/python
-    python -m benchmarks.engines [--bits 4.5] [--folders FOLDER]
+    python -m benchmarks.engines [--bits 4.5] [--layout LAYOUT ...] [--folders FOLDER]
 
 Linear layers are compressed to `--bits` on the text of `benchmarks.language_models`, without a fit. Every row loads one
 folder in a process of its own, with two threads: memory is that of the process after it has generated, beyond that with
 the same imports alone; speed that of 64 greedy tokens after a prompt of 64, the best of three. Divergence is that of
 the engine's predictions from the original's, in nats per token, on four windows of 256 tokens of
-`prose_held_out.txt`. In onnxruntime both tables are rounded to 8 bits by its builder. --folders names a folder in which
-results are found, or kept. Prints a Markdown table.
+`prose_held_out.txt`. In onnxruntime both tables are rounded to 8 bits by its builder. "gguf" rounds the table too, to
+the bits that the type Q4_0 of llama.cpp's own quantizer takes with an importance matrix of the same text, the row after
+it. --folders names a folder in which results are found, or kept. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from tnlib_adapters.attention.softmax import log_softmax
 
 from benchmarks.language_models import HERE, WINDOW, calibration_text
+from benchmarks.llama_cpp_quantizer import average_bits, rounded_by_llama_cpp
 from benchmarks.smollm2 import smollm2
 
 PROMPT = [*range(1000, 1064)]
@@ -59,6 +61,22 @@ if engine == "onnxruntime-genai":
         own = generator(max_length=len(window) + 1)
         own.append_tokens(window.astype(numpy.int32))
         return own.get_output("logits")[0].copy()
+elif engine == "llama.cpp":
+    import glob, os
+    import llama_cpp
+    before = resident()
+    (file,) = glob.glob(folder + "/*.gguf") if os.path.isdir(folder) else [folder]
+    def load(**options):
+        return llama_cpp.Llama(file, n_ctx=512, n_threads=2, n_threads_batch=2, verbose=False, **options)
+    model = load()
+    def generate():
+        model.reset()
+        for _, token in zip(range(count), model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)):
+            pass
+    def logits(window):
+        own = load(logits_all=True)
+        own.eval(window.tolist())
+        return own.scores[: len(window)].copy()
 else:
     import torch, transformers
     torch.set_num_threads(2)
@@ -86,6 +104,14 @@ memory = resident() - before
 numpy.save(out, numpy.stack([logits(window) for window in windows]))
 print(json.dumps([memory, count / best]))
 """
+HERE_INSTALLED = ("transformers", "tnlib", "llama.cpp")
+LAYOUTS = {
+    "factored": "tnlib",
+    "compressed-tensors": "transformers",
+    "gptq": "gptqmodel",
+    "gguf": "llama.cpp",
+    "onnxruntime": "onnxruntime-genai",
+}
 EXPORT = (
     "disable_qkv_fusion=true",
     "shared_embeddings=false",
@@ -96,7 +122,7 @@ EXPORT = (
 
 def in_engine(engine: str, folder: Path, place: Path) -> tuple[float, float, np.ndarray]:
     """Return MB in memory, tokens per second, and the logits of the windows in `place`."""
-    reader = sys.executable if engine in ("transformers", "tnlib") else os.environ["READERS_PYTHON"]
+    reader = sys.executable if engine in HERE_INSTALLED else os.environ["READERS_PYTHON"]
     files = [str(place / "windows.npy"), str(place / "logits.npy")]
     arguments = [reader, "-c", SCRIPT, engine, str(folder), json.dumps(PROMPT), str(COUNT), *files]
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
@@ -124,15 +150,17 @@ def graph_of(folder: Path, out: Path) -> Path:
 
 
 def megabytes(folder: Path) -> float:
-    """Return the MB of the weights in a folder."""
-    names = (path for path in folder.iterdir() if path.suffix in (".safetensors", ".onnx", ".data"))
+    """Return the MB of the weights in a folder, or of a file."""
+    files = [folder] if folder.is_file() else folder.iterdir()
+    names = (path for path in files if path.suffix in (".safetensors", ".onnx", ".data", ".gguf"))
     return sum(path.stat().st_size for path in names) / 1e6
 
 
 @click.command()
 @click.option("--bits", type=float, default=4.5, show_default=True)
+@click.option("--layout", "layouts", type=click.Choice(list(LAYOUTS)), multiple=True, default=list(LAYOUTS))
 @click.option("--folders", type=click.Path(path_type=Path))
-def main(bits: float, folders: Path | None) -> None:
+def main(bits: float, layouts: tuple[str, ...], folders: Path | None) -> None:
     import tnlib_adapters
     from transformers import AutoTokenizer
 
@@ -159,20 +187,22 @@ def main(bits: float, folders: Path | None) -> None:
 
         print("| layout | engine | MB | MB in memory | tokens per second | divergence |\n|---|---|---|---|---|---|")
         row("original, F32", "transformers", source)
-        for layout, engine in (
-            ("factored", "tnlib"),
-            ("compressed-tensors", "transformers"),
-            ("gptq", "gptqmodel"),
-            ("onnxruntime", "onnxruntime-genai"),
-        ):
-            out, what = place / layout, {"what": "linear"} if layout == "factored" else {}
+        for layout in layouts:
+            engine, options = LAYOUTS[layout], {"what": "linear"} if layout == "factored" else {}
+            out, own_bits = place / layout, bits
+            if layout == "gguf":
+                theirs = rounded_by_llama_cpp(source, text.read_text(encoding="utf-8"), WINDOW, place / "Q4_0.gguf")
+                own_bits = average_bits(theirs)
             if not out.exists():
-                budget = tnlib_adapters.Budget(bits=bits)
+                budget = tnlib_adapters.Budget(bits=own_bits)
                 tnlib_adapters.compress(
-                    source, out, budget, calibration=calibration, layout=layout, effort="low", **what
+                    source, out, budget, calibration=calibration, layout=layout, effort="low", **options
                 )
             row(layout, engine, graph_of(out, place / "graph") if layout == "onnxruntime" else out)
-        row("the builder's own 4 bits", "onnxruntime-genai", graph_of(source, place / "rounded"))
+            if layout == "gguf":
+                row("llama.cpp's own Q4_0, importance matrix", engine, theirs)
+            if layout == "onnxruntime":
+                row("the builder's own 4 bits", engine, graph_of(source, place / "rounded"))
 
 
 if __name__ == "__main__":

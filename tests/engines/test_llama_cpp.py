@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 LLAMA_CPP = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "vendor" / "llama.cpp"
@@ -20,7 +22,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from engines.trained_llama import train  # noqa: E402
-from tnlib_adapters import Budget, compress  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.layouts.gguf import write_gguf  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 
@@ -33,6 +36,19 @@ for prompt in prompts:
     model.reset()
     tokens = model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)
     print(json.dumps([next(tokens) for _ in range(count)]))
+"""
+LOGITS = """
+import json, sys, numpy
+import llama_cpp
+tokens = json.loads(sys.argv[2])
+model = llama_cpp.Llama(sys.argv[1], n_ctx=128, n_threads=1, type_k=0, type_v=0, logits_all=True, verbose=False)
+model.eval(tokens)
+numpy.save(sys.argv[3], model.scores[: len(tokens)])
+"""
+TOKENIZE = """
+import json, sys
+import llama_cpp
+print(json.dumps(llama_cpp.Llama(sys.argv[1], vocab_only=True, verbose=False).tokenize(sys.argv[2].encode())))
 """
 COUNT = 64
 
@@ -91,6 +107,30 @@ def test_a_narrow_model_generates_the_same(source: Path, tmp_path: Path) -> None
 
 def test_a_written_file_generates_the_same(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers reads GGUF files with it")
-    out, text = tmp_path / "gguf", source.with_name("calibration.txt")
-    compress(source, out, Budget(bits=5.5), calibration=text, layout="gguf", effort="low")
-    assert in_llama_cpp(out, out / "model.gguf") == in_transformers(out, gguf_file="model.gguf")
+    for k, model in enumerate((source, builtin_path("llama"))):
+        out, text = tmp_path / f"gguf{k}", source.with_name("calibration.txt")
+        compress(model, out, Budget(bits=5.5), calibration=text, layout="gguf", effort="low")
+        assert in_llama_cpp(out, out / "model.gguf") == in_transformers(out, gguf_file="model.gguf")
+    x = [*range(30, 70)]
+    arguments = [str(out / "model.gguf"), json.dumps(x), str(tmp_path / "logits.npy")]
+    subprocess.run([sys.executable, "-c", LOGITS, *arguments], check=True, capture_output=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
+    with torch.no_grad():
+        wanted = model(torch.tensor([x])).logits[0].numpy()
+    assert np.abs(np.load(tmp_path / "logits.npy") - wanted).max() <= 0.02 * np.abs(wanted).max()
+
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+@pytest.mark.parametrize("steps", [[], [DIGITS]], ids=["gpt-2", "smollm"])
+def test_text_is_split_as_by_the_tokenizer(steps: list[Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(builtin_path("llama"), tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, content["pre_tokenizer"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    write_gguf(open_checkpoint(folder), tmp_path / "model.gguf")
+    text = "It's  12 of 345.\n\n\tdef x1(): return '\u00e9\u6f22'  007"
+    command = [sys.executable, "-c", TOKENIZE, str(tmp_path / "model.gguf"), text]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == transformers.AutoTokenizer.from_pretrained(folder)(text)["input_ids"]

@@ -1,0 +1,66 @@
+"""The quantizer of llama.cpp with an importance matrix: mean squares of the inputs of every linear layer on a text."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tnlib_adapters import open_checkpoint
+from tnlib_adapters.compression.layouts.gguf import gguf_name, write_gguf
+
+
+def rounded_by_llama_cpp(source: Path, text: str, window: int, out: Path, ftype: str = "Q4_0") -> Path:
+    """Write a Llama as a GGUF file of a type of `llama-quantize`, and return its path; an existing file is kept."""
+    import llama_cpp
+
+    if out.exists():
+        return out
+    whole = out.with_suffix(".float.gguf")
+    write_gguf(open_checkpoint(source), whole)
+    inputs = importance(source, text, window)
+    data = (llama_cpp.llama_model_imatrix_data * (len(inputs) + 1))()  # the last one has no name
+    for entry, (name, values) in zip(data, inputs.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{ftype}")
+    parameters.nthread, parameters.imatrix = 2, data
+    failed = llama_cpp.llama_model_quantize(str(whole).encode(), str(out).encode(), ctypes.byref(parameters))
+    whole.unlink()
+    if failed:
+        raise RuntimeError(f"llama_model_quantize returned {failed}")
+    return out
+
+
+def importance(source: Path, text: str, window: int) -> dict[str, np.ndarray]:
+    """Return the mean squares of the inputs of all linear layers by the name of the weight in GGUF."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    tokens = torch.tensor(AutoTokenizer.from_pretrained(source)(text)["input_ids"])
+    sums = dict[str, Any]()
+
+    def observe(name: str) -> Any:
+        def hook(_: Any, arguments: Any) -> None:
+            sums[name] = sums.get(name, 0) + arguments[0].square().sum((0, 1))
+
+        return hook
+
+    for module, linear in model.model.layers.named_modules(prefix="model.layers"):
+        if isinstance(linear, torch.nn.Linear):
+            linear.register_forward_pre_hook(observe(gguf_name(f"{module}.weight") or ""))
+    with torch.no_grad():
+        for piece in tokens.split(window):
+            model(piece[None])
+    return {name: (total / len(tokens)).numpy().copy() for name, total in sums.items()}
+
+
+def average_bits(file: Path) -> float:
+    """Return the stored bits per number of the matrices of a GGUF file."""
+    import gguf
+
+    matrices = [tensor for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1]
+    return 8 * sum(int(own.n_bytes) for own in matrices) / sum(int(own.n_elements) for own in matrices)
