@@ -107,13 +107,13 @@ def read_tokenizer(checkpoint: Checkpoint) -> BytePairTokenizer:
             f"a byte-level BPE tokenizer that splits text as {' or '.join(_PRE_TOKENIZERS)}",
             f"model {model.get('type')} with pre_tokenizer {json.dumps(content.get('pre_tokenizer')):.200}",
         )
-    n_tokens = checkpoint.folder.tensors[checkpoint.wiring.embedding.table.weight].shape[0]
-    if len(tokenizer) > n_tokens:
-        raise _refused(f"a tokenizer of at most {n_tokens} tokens, the rows of the embeddings", f"{len(tokenizer)}")
-    tokens, types = [f"[PAD{k}]" for k in range(n_tokens)], [_UNUSED] * n_tokens
     pieces = [(number, piece, _NORMAL) for piece, number in model["vocab"].items()]
     for added in content["added_tokens"]:
         pieces.append((added["id"], added["content"], _CONTROL if added["special"] else _USER_DEFINED))
+    n_tokens, last = checkpoint.folder.tensors[checkpoint.wiring.embedding.table.weight].shape[0], max(pieces)[0]
+    if last >= n_tokens:
+        raise _refused(f"a tokenizer of at most {n_tokens} tokens, the rows of the embeddings", f"token {last}")
+    tokens, types = [f"[PAD{k}]" for k in range(n_tokens)], [_UNUSED] * n_tokens
     for number, piece, kind in pieces:
         tokens[number], types[number] = piece, kind
     return BytePairTokenizer(pre, tokens, types, [" ".join(merge) for merge in model["merges"]], tokenizer)
