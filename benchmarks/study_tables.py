@@ -1,6 +1,6 @@
 """Tables of the study: CSV files in docs/tables, one for a model and a part of it, and a column of them in Markdown.
 
-    python -m benchmarks.study_tables bits-minilm-all "manuals: cosine, mean"
+python -m benchmarks.study_tables bits-minilm-all "manuals: cosine, mean"
 """
 
 from __future__ import annotations

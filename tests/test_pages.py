@@ -61,7 +61,9 @@ def test_the_first_table_of_the_readme_has_the_numbers_of_the_pages() -> None:
         r"^\| (?:round|TT-SVD|attention scores) .*$", texts["README.md"], re.MULTILINE
     )
     study = re.search(
-        r"^\| 3\.5 \| [^|]* \| ([\d.]+) \((\d\.\d\d)\).*\n\| 3\.0 \| ([\d.]+) /", texts["docs/study-bits.md"], re.MULTILINE
+        r"^\| 3\.5 \| [^|]* \| ([\d.]+) \((\d\.\d\d)\).*\n\| 3\.0 \| ([\d.]+) /",
+        texts["docs/study-bits.md"],
+        re.MULTILINE,
     )
     assert study is not None
     for number in (*study.groups(), "3.00 bits"):
