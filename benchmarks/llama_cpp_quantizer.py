@@ -1,7 +1,7 @@
 """The quantizer of llama.cpp with an importance matrix, beside layout gguf at equal bits, for the built-in Llama.
 
     make engines        # once: installs llama-cpp-python
-    python -m benchmarks.llama_cpp_quantizer
+    python -m benchmarks.llama_cpp_quantizer [Q4_0 ...]
 
 The importance matrix is the mean square of the inputs of every linear layer on `prose_calibration.txt`, on which tnlib
 calibrates, without a fit and with two passes. Divergence is that of the predictions on `prose_held_out.txt` from those
@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
@@ -22,6 +23,7 @@ from tnlib_adapters.compression.layouts.gguf import gguf_name, write_gguf
 
 HERE = Path(__file__).parent
 WINDOW = 256
+TYPES = ("Q4_0", "IQ4_NL", "Q5_0", "Q8_0")  # with blocks of 32
 
 
 def rounded_by_llama_cpp(source: Path, text: str, window: int, out: Path, ftype: str = "Q4_0") -> Path:
@@ -92,7 +94,9 @@ def average_bits(file: Path) -> float:
     return 8 * sum(int(own.n_bytes) for own in matrices) / sum(int(own.n_elements) for own in matrices)
 
 
-def main() -> None:
+@click.command()
+@click.argument("types", nargs=-1)
+def main(types: tuple[str, ...]) -> None:
     calibration, held_out = HERE / "prose_calibration.txt", (HERE / "prose_held_out.txt").read_text(encoding="utf-8")
     source, text = builtin_path("llama"), calibration.read_text(encoding="utf-8")
     print("| type | bits per parameter | llama.cpp | `--effort low` | `--effort default` |\n|---|---|---|---|---|")
@@ -100,7 +104,7 @@ def main() -> None:
         place = Path(scratch)
         write_gguf(open_checkpoint(source), place / "whole.gguf")
         before = predictions(place / "whole.gguf", held_out)
-        for ftype in ("Q4_0", "Q5_0", "Q8_0"):
+        for ftype in types or TYPES:
             files = [rounded_by_llama_cpp(source, text, WINDOW, place / f"{ftype}.gguf", ftype)]
             bits = average_bits(files[0])
             for effort in ("low", "default"):
