@@ -189,11 +189,16 @@ def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) ->
     return reshape(permute(reshape(x, split), order), (math.prod(row_shape), -1))  # type: ignore[no-any-return]
 
 
-def isometric_towards(cores: Sequence[Array], center: int | None) -> int | None:
-    """Return the first core that is not isometric towards the centre, None if all are or there is no centre."""
-    for k, core in enumerate(cores):
-        if center is None or k == center:
-            continue
-        if not is_isometry(core.reshape(-1, core.shape[-1]) if k < center else core.reshape(core.shape[0], -1).T):
-            return k
-    return None
+def find_center(cores: Sequence[Array], stated: int | None = None) -> int | None:
+    """Return the index of an orthogonality centre of cores (r, legs ..., r'), None if there is none.
+
+    A stored centre may be wrong: the user may have changed the cores since. The test costs one product per core. If
+    several cores qualify, as in product states, return the stated one or the first.
+    """
+    last = len(cores) - 1
+    rights = (k for k in range(last, 0, -1) if not is_isometry(cores[k].reshape(len(cores[k]), -1).T))
+    lefts = (k for k in range(last) if not is_isometry(cores[k].reshape(-1, cores[k].shape[-1])))
+    first, final = next(rights, 0), next(lefts, last)  # all after and all before them are isometric
+    if final < first:
+        return None
+    return stated if stated is not None and first <= stated <= final else first

@@ -129,10 +129,11 @@ class Train(LinearFormat):
         scale = {name: attributes[name] for name in ("log_scale", "exponent") if name in attributes}
         return cls(numbered(arrays, "cores"), attributes["center"], **scale)
 
-    def broken_claim(self) -> str | None:
-        """Return which core is not isometric towards the centre."""
-        k = raw.isometric_towards(self.cores, self.center)
-        return None if k is None else f"core {k} must be isometric towards core {self.center}, the centre, and is not"
+    def gauge_error(self) -> str | None:
+        """Return an error if cores are not isometric towards the centre."""
+        if self.center is None or raw.find_center(self.cores, self.center) == self.center:
+            return None
+        return f"all cores but core {self.center}, the centre, must be isometric towards it, and are not"
 
     @property
     def dtype(self) -> np.dtype[Any]:

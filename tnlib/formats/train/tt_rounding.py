@@ -10,16 +10,19 @@ then each bond is truncated from the left: a truncated SVD of the whole train, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tnlib._array_api import reshape
 from tnlib._typing import Array
-from tnlib.formats.train.canonicalize import change_bond_bases
+from tnlib.formats.train.canonicalize import change_bond_bases, move_center
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups
 from tnlib.linalg.orthogonal import orthonormal_rows
-from tnlib.linalg.scaling import Scaled, norm
+from tnlib.linalg.scaling import Scaled, norm, rescale
 from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.truncation import TruncationBudget
 
@@ -79,6 +82,29 @@ def truncate_bonds(
         spectra.append(svd.s)
         rest = attach_left(svd.rest, core)  # r' [r] n r''
     return TensorTrain.from_sweep([*out, rest], len(out), train.exponent), spectra
+
+
+def change_pair(
+    train: TensorTrain,
+    site: int,
+    change: Callable[[Array], Array],
+    rtol: float | None = None,
+    max_rank: int | None = None,
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train with cores `site` and `site` + 1 contracted, changed and split again, and the truncation.
+
+    `change` maps their product (l, n, n', r) to an array (l, m, m', r). The centre is at `site` + 1.
+    """
+    moved = move_center(train, site + 1 if train.center is not None and train.center > site else site)
+    cores = list(moved.cores)
+    product = change(np.tensordot(cores[site], cores[site + 1], 1))  # l m m' r
+    theta, exponent = rescale(np.ascontiguousarray(product), moved.exponent)
+    left, m, m_next, right = theta.shape
+    flat = theta.reshape(left * m, m_next * right)
+    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
+    svd = truncated_svd(flat, budget, max_rank)
+    cores[site], cores[site + 1] = svd.u.reshape(left, m, -1), svd.rest.reshape(-1, m_next, right)
+    return TensorTrain.from_sweep(cores, site + 1, exponent), budget
 
 
 def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorTrain, list[Array]]:
