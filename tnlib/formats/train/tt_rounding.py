@@ -27,10 +27,12 @@ from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.truncation import TruncationBudget
 
 
-def round_train(t: Train, rtol: float | None, max_rank: int | None) -> tuple[Train, TruncationBudget]:
+def round_train(
+    t: Train, rtol: float | None, max_rank: int | None, degeneracy_tol: float = 0.0
+) -> tuple[Train, TruncationBudget]:
     """Return the rounded train, left-canonical, and its truncations."""
     train = right_canonicalize(t.fused())
-    budget = train_budget(train, rtol)
+    budget = train_budget(train, rtol, degeneracy_tol)
     rounded, _ = truncate_bonds(train, budget, max_rank)
     return t.unfused(rounded), budget
 
@@ -45,10 +47,10 @@ def canonical_train(t: Train, function: str, groups: Any) -> CanonicalForm:
     return CanonicalForm(value, list(zip(columns, spectra, strict=True)), chosen)
 
 
-def train_budget(train: TensorTrain, rtol: float | None) -> TruncationBudget:
+def train_budget(train: TensorTrain, rtol: float | None, degeneracy_tol: float = 0.0) -> TruncationBudget:
     """Return the budget of a right-canonical train, whose first core carries the norm."""
     sides = [max(core.shape[0], len(train.cores)) for core in train.cores[1:]]
-    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype)
+    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype, degeneracy_tol)
 
 
 def right_canonicalize(train: TensorTrain) -> TensorTrain:
