@@ -70,15 +70,15 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
     carry = Scaled(np.ones((1, 1), parts[0].dtype))
     pending = False
     for part in parts:
-        product = np.tensordot(carry.array, part, 1) if pending else part  # l [r] n r' or l [r] r'
         if part.ndim == 2:
-            carry, pending = carry.update(product), True
+            carry = rescale_drift(carry.array @ part if pending else part, carry.exponent)  # l [r] r'
+            pending = True
         else:
-            core, e = carry.update(product) if pending else (part, carry.exponent)
+            core, e = carry.update(attach_left(carry.array, part)) if pending else (part, carry.exponent)
             carry, pending = Scaled(carry.array, e), False
             cores.append(core)
     if pending and cores:
-        cores[-1], e = carry.update(np.tensordot(cores[-1], carry.array, 1))  # l n [r] r'
+        cores[-1], e = carry.update(attach_right(cores[-1], carry.array))
         return cores, e
     return cores or [carry.array], carry.exponent
 
@@ -108,8 +108,10 @@ def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -
         sizes = [sum(b.shape[i] for b in blocks) if steps[i] else blocks[0].shape[i] for i in range(3)]
         core, at = np.zeros(sizes, dtype), [0, 0, 0]
         for block in blocks:
-            core[tuple(slice(start, start + n) for start, n in zip(at, block.shape, strict=True))] += block
-            at = [start + n * step for start, n, step in zip(at, block.shape, steps, strict=True)]
+            (i, j, p), (l, n, r) = at, block.shape
+            part = core[i : i + l, j : j + n, p : p + r]
+            part[...] = block if any(steps) else part + block
+            at = [i + l * steps[0], j + n * steps[1], p + r * steps[2]]
         out.append(core)
     return out
 
@@ -135,8 +137,9 @@ def multiply_entries(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     out = []
     for x, y in zip(a, b, strict=True):
         (l, n, r), (m, _, s) = x.shape, y.shape
-        # la 1 n ra 1 times 1 lb n 1 rb
-        out.append((x[:, None, :, :, None] * y[None, :, :, None, :]).reshape(l * m, n, r * s))
+        # la 1 n (ra rb) times 1 lb n (ra rb): both with long rows, which one product of numpy runs along
+        wide, repeated = np.repeat(x, s, axis=2)[:, None], np.tile(y, r)[None]
+        out.append((wide * repeated).reshape(l * m, n, r * s))
     return out
 
 

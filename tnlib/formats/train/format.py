@@ -303,13 +303,13 @@ class TensorTrain(Train):
     def __getitem__(self, index: Any) -> Any:
         """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
         indices = parse_index("TensorTrain", index, self.shape)
-        changed = {k for k, (i, n) in enumerate(zip(indices, self.shape, strict=True)) if not selects_all(i, n)}
         selected = [core[:, i] for core, i in zip(self.cores, indices, strict=True)]
-        if not changed:
-            return TensorTrain.from_sweep(selected, self.center, self.exponent)
         cores, e = raw.contract_fixed_legs(selected)
         if cores[0].ndim == 2:
             return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)
+        changed = {k for k, (i, n) in enumerate(zip(indices, self.shape, strict=True)) if not selects_all(i, n)}
+        if not changed:
+            return TensorTrain.from_sweep(selected, self.center, self.exponent)
         # Only the centre may change, or become a part of a neighbour, for all others to stay isometric.
         dropped = {k for k, i in enumerate(indices) if isinstance(i, int)}
         keeps = self.center is not None and changed <= {self.center} and dropped <= {self.center}
