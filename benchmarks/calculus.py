@@ -188,7 +188,7 @@ INNER = (
 # ---- operator and train -> the product, compressed
 
 
-def _quimb_operator(cores: Sequence[np.ndarray], case: Case) -> Any:
+def quimb_operator(cores: Sequence[np.ndarray], case: Case) -> Any:
     if cores[0].ndim == 3:
         return quimb_state(cores, case)
     turned = [core.transpose(0, 3, 1, 2) for core in cores]  # l r m n
@@ -239,7 +239,7 @@ APPLY = (
         _quimb_apply("zipup"),
         quimb_cores,
         f"tensor_network_1d_compress(a x, method='zipup', cutoff_mode='rsum2', cutoff=({SPLIT})**2)",
-        prepare=_both(_quimb_operator),
+        prepare=_both(quimb_operator),
         exact=True,
     ),
     Entry(
@@ -248,6 +248,6 @@ APPLY = (
         _quimb_apply("src-oversample"),
         quimb_cores,
         "tensor_network_1d_compress(a x, method='src-oversample', max_bond=rank); the true rank is passed",
-        prepare=_both(_quimb_operator),
+        prepare=_both(quimb_operator),
     ),
 )

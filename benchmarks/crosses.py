@@ -29,13 +29,13 @@ def tnlib_cross(tt_cross: Any, f: Function, shape: Sequence[int], rtol: float) -
     return tt_cross(f, shape, rtol=rtol)
 
 
-def _teneva_cross(cross: Any, f: Function, shape: Sequence[int], rtol: float) -> Any:
+def teneva_cross(cross: Any, f: Function, shape: Sequence[int], rtol: float) -> Any:
     start = resolve("teneva:rand")(list(shape), 1, seed=0)
     cores = cross(lambda points: f(np.asarray(points)), start, e=rtol, m=2_000_000, cache={})
     return resolve("teneva:truncate")(cores, rtol / 10)
 
 
-def _torch_cross(dmrg_cross: Any, f: Function, shape: Sequence[int], rtol: float) -> Any:
+def torch_cross(dmrg_cross: Any, f: Function, shape: Sequence[int], rtol: float) -> Any:
     torch = importlib.import_module("torch")
     torch.manual_seed(0)
     return dmrg_cross(lambda points: torch.from_numpy(f(points.numpy())), list(shape), eps=rtol)
@@ -50,14 +50,14 @@ CROSS = (
     Entry(
         "teneva",
         "teneva:cross",
-        _lookup(_teneva_cross),
+        _lookup(teneva_cross),
         unchanged,
         "cross(f, rand(shape, 1), e=rtol, cache={}); followed by truncate(cores, rtol / 10)",
     ),
     Entry(
         "torchTT",
         "torchtt.interpolate:dmrg_cross",
-        _lookup(_torch_cross),
+        _lookup(torch_cross),
         lambda train: train.cores,
         "interpolate.dmrg_cross(f, shape, eps=rtol)",
     ),
@@ -192,7 +192,7 @@ SUBJECTS = (
     Subject("i = j = ..., 8^4", _ghz, (8,) * 4, 1e-6, entrywise=True),
     Subject("i = j = ..., 16^5", _ghz, (16,) * 5, 1e-6, entrywise=True),
 )
-SOLVERS = {"tnlib": tnlib_cross, "teneva": _teneva_cross, "torchTT": _torch_cross}
+SOLVERS = {"tnlib": tnlib_cross, "teneva": teneva_cross, "torchTT": torch_cross}
 
 
 def table() -> Iterator[str]:

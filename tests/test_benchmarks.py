@@ -16,6 +16,7 @@ from benchmarks import large_models, report, truth
 from benchmarks.accuracy import Subject
 from benchmarks.cases import Case, cases, padded_train
 from benchmarks.entry import Entry
+from benchmarks.everyday import OURS, medians, operations
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, Results
 from benchmarks.speed import condense
@@ -199,3 +200,12 @@ def test_an_accuracy_curve_counts_true_errors() -> None:
         errors = [error for _, error in curve]
         assert errors == sorted(errors, reverse=True)
         assert all(0 < stored <= 1 for stored, _ in curve)
+
+
+@pytest.mark.parametrize("name", ["full 4x5x6", "one entry d=20", "inner d=50, r=30", "expectation"])
+def test_everyday_operations_agree(name: str) -> None:
+    calls = operations()[name]()
+    results = {library: np.asarray(call()).reshape(-1) for library, call in calls.items()}
+    for result in results.values():
+        np.testing.assert_allclose(result, results[OURS], rtol=1e-8, atol=1e-12)
+    assert all(seconds > 0 for seconds in medians({OURS: calls[OURS]}, turns=1).values())

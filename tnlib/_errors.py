@@ -7,6 +7,11 @@ from typing import Any, Self
 _LONGEST = 1000  # characters of a message
 
 
+def in_one_line(problem: Exception) -> str:
+    """Return the class and the text of an exception of another library, as one line for a message."""
+    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+
+
 class TnlibError(Exception):
     """Base class of the errors that tnlib raises; messages have one line of at most 1,000 characters.
 

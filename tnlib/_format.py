@@ -13,14 +13,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._array_api import (
-    device_of,
-    dtype_of,
-    from_host,
-    library_of,
-    refuse_different_libraries,
-    to_host,
-)
+from tnlib._array_api import device_of, dtype_of, from_host, library_of, refuse_different_libraries, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
 from tnlib._stored_arrays import in_common_dtype, numbered, read_only
@@ -79,11 +72,8 @@ class Format(ABC):
         """Return what a value stores beside its arrays, as JSON values."""
         return {}
 
-    def broken_claim(self) -> str | None:
-        """Return which array is not in the gauge that the value claims, beyond roundoff; None if all are.
-
-        Constructors take gauges as they are told; `load` does not.
-        """
+    def gauge_error(self) -> str | None:
+        """Return which array is not in the gauge that the value states, beyond roundoff; constructors do not check."""
         return None
 
     @property

@@ -43,13 +43,13 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
     path
         The file to write. An existing regular file is replaced and keeps its mode; a symbolic link to one is followed.
     value
-        Any format. Of a `Fit`, save its `value`. What it claims of its gauge is checked, here and by `load`: a train is
+        Any format. Of a `Fit`, save its `value`. The gauge that it states is checked, here and by `load`: a train is
         isometric towards its centre, and u and vh of an SVD are isometric, to 1e4 eps.
 
     Raises
     ------
     ArgumentError
-        If the value is not in the gauge that it claims, or the file cannot be written.
+        If the value is not in the gauge that it states, or the file cannot be written.
 
     Examples
     --------
@@ -66,8 +66,8 @@ def save(path: str | os.PathLike[str], value: Format) -> None:
         advice = "register its class" if isinstance(value, Format) else "decompose it first"
         raise wrong_type("save", "value", "a format of tnlib", value, advice)
     refuse_other_arrays("save", "value", value)
-    if claim := value.broken_claim():
-        raise ArgumentError(f"save: value must be in the gauge that it claims: {claim}; canonicalize or decompose it.")
+    if error := value.gauge_error():
+        raise ArgumentError(f"save: value must be in the gauge that it states: {error}; canonicalize it.")
     arrays = value.named_arrays()
     tensors = {key: _as_real(a) for key, a in arrays.items()}
     header = {"version": VERSION, "format": name, **value.attributes()}
@@ -136,8 +136,8 @@ def _build(file: Path, text: str, stored: Mapping[str, Array]) -> Format:
         raise _damaged(file, f"no {missing[0]!r}")
     if header["digest"] != _digest({key: x for key, x in header.items() if key != "digest"}, stored):
         raise FileFormatError(f"load: {file} was changed after it was saved; its digest differs, save it again.")
-    if claim := value.broken_claim():
-        raise FileFormatError(f"load: {file} does not hold a valid {name}: {claim}; save it again.")
+    if error := value.gauge_error():
+        raise FileFormatError(f"load: {file} does not hold a valid {name}: {error}; save it again.")
     return value
 
 

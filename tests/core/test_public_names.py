@@ -36,7 +36,19 @@ PINNED = {
     "draw": ["value"],
 }
 # by keywords with defaults
-MAY_GROW = {"svd", "tt_svd", "ttm_svd", "tucker", "cp", "canonicalize", "vidal", "schmidt_values", "entropy", "inner"}
+MAY_GROW = {
+    "round",
+    "svd",
+    "tt_svd",
+    "ttm_svd",
+    "tucker",
+    "cp",
+    "canonicalize",
+    "vidal",
+    "schmidt_values",
+    "entropy",
+    "inner",
+}
 MAY_GROW |= {"draw", "tt_cross"}
 
 FORMATS = {

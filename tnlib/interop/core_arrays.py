@@ -1,4 +1,4 @@
-"""Core arrays of other libraries: one dtype and device, finite, the orthogonality centre, and the scale of a train."""
+"""Core arrays of other libraries: one dtype and device, finite, and the scale of a train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tnlib._validate import as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
-from tnlib.linalg.orthogonal import is_isometry
 from tnlib.linalg.scaling import largest, shift
 
 
@@ -101,18 +100,3 @@ def _refuse_out_of_range(function: str, t: TensorTrain | TTMatrix, core: Array, 
             f"{function}: value must fit {t.dtype} without a scale of its own, got log_norm() = {t.log_norm():.1f}; "
             "divide it by its norm first."
         )
-
-
-def find_center(cores: Sequence[Array], claimed: int | None = None) -> int | None:
-    """Return the index of an orthogonality centre of cores (r, legs ..., r'), None if there is none.
-
-    Other libraries store the centre, but the user may have changed the cores since; the test costs one product per
-    core. If several cores qualify, as in product states, return the claimed one or the first.
-    """
-    last = len(cores) - 1
-    rights = (k for k in range(last, 0, -1) if not is_isometry(cores[k].reshape(len(cores[k]), -1).T))
-    lefts = (k for k in range(last) if not is_isometry(cores[k].reshape(-1, cores[k].shape[-1])))
-    first, final = next(rights, 0), next(lefts, last)  # all after and all before them are isometric
-    if final < first:
-        return None
-    return claimed if claimed is not None and first <= claimed <= final else first

@@ -26,9 +26,10 @@ import numpy as np
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_array
+from tnlib.formats.train.cores import find_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
-from tnlib.interop.core_arrays import as_one_precision, find_center, with_scale, wrong_value
+from tnlib.interop.core_arrays import as_one_precision, with_scale, wrong_value
 from tnlib.interop.safe_hdf5 import HDF5Item, open_hdf5, write_hdf5
 
 Value: TypeAlias = TensorTrain | TTMatrix | Array

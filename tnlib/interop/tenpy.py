@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, FileFormatError
+from tnlib._fit import Fit, report
 from tnlib._typing import Array
-from tnlib._validate import import_optional
+from tnlib._validate import as_rtol, import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.interop.safe_hdf5 import open_hdf5, write_hdf5
-from tnlib.interop.tenpy_build import PACKAGE, build
+from tnlib.interop.tenpy_build import PACKAGE, build, project_value
 from tnlib.interop.tenpy_parts import (
     OPERATOR_LEGS,
     STATE_LEGS,
@@ -87,7 +88,7 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
 
 
 @single_threaded_blas
-def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
+def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None, *, rtol: float | None = None) -> Any:
     """Return `value` as a finite MPS or MPO of TeNPy.
 
     Parameters
@@ -97,6 +98,10 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     sites
         One tenpy.networks.site.Site, or one per core, with the dimensions of the legs. Tensors are stored in charge
         blocks, and legs are sorted by charge. Default: plain sites without charges and operators.
+    rtol
+        Largest relative norm of the parts with another total charge than the most common one, which are omitted as by
+        `project_charge`. Default: 1e4 eps. A truncation mixes charges where it separates nearly equal Schmidt values
+        (see `degeneracy_tol` of `tnlib.round`).
 
     Returns
     -------
@@ -108,8 +113,8 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     Raises
     ------
     ArgumentTypeError, ArgumentError
-        If `value` and `sites` do not match, `value` mixes a conserved charge, or the norm exceeds the range of float64,
-        in which TeNPy stores it.
+        If `value` and `sites` do not match, `value` mixes a conserved charge by more than `rtol`, or the norm exceeds
+        the range of float64, in which TeNPy stores it.
     ModuleNotFoundError
         If TeNPy is not installed.
 
@@ -121,7 +126,44 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None) -> Any:
     >>> singlet.get_SR(0).round(4), f"{singlet.norm:.4f}"
     (array([0.7071, 0.7071]), '4.2426')
     """
-    return build("to_tenpy", value, sites)
+    return build("to_tenpy", value, sites, as_rtol("to_tenpy", rtol))
+
+
+@single_threaded_blas
+def project_charge(value: TensorTrain | Vidal | TTMatrix, sites: Any) -> Fit[Any]:
+    """Return the part of a state or operator with the most common total charge, and the relative norm of the rest.
+
+    Parameters
+    ----------
+    value, sites
+        As in `to_tenpy`.
+
+    Returns
+    -------
+    Fit[TensorTrain] | Fit[TTMatrix]
+        The orthogonal projection, not normalized, with its centre at core 0 and legs in physical order.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        If `value` and `sites` do not match.
+    ModuleNotFoundError
+        If TeNPy is not installed.
+
+    Examples
+    --------
+    A state of two spins with total Sz = 0, and 0.1 of its norm with Sz = 1:
+
+    >>> import numpy as np, tnlib
+    >>> from tenpy.networks.site import SpinHalfSite
+    >>> mixed = tnlib.tt_svd(np.array([[0.1, 0.7], [-0.7, 0.0]])).value
+    >>> fit = project_charge(mixed, SpinHalfSite("Sz"))
+    >>> fit.value.full().round(4) + 0.0, f"{fit.error:.4f}"
+    (array([[ 0. ,  0.7],
+           [-0.7,  0. ]]), '0.1005')
+    """
+    part, error = project_value("project_charge", value, sites)
+    return report("project_charge", part, error=error, rtol=None)
 
 
 def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal | TTMatrix:
@@ -197,7 +239,7 @@ def write(path: str | os.PathLike[str], value: TensorTrain | Vidal | TTMatrix, s
         raise ArgumentError(
             "tenpy.write: value must have two sites or more, got 1; TeNPy saves no state of one, use tnlib.save."
         )
-    obj = build("tenpy.write", value, sites)
+    obj = build("tenpy.write", value, sites, None)
     hdf5_io = import_optional("tenpy.write", "tenpy.tools.hdf5_io", PACKAGE)
     write_hdf5("tenpy.write", path, lambda opened: hdf5_io.save_to_hdf5(opened, obj))
 

@@ -35,21 +35,39 @@ _MIXED = 1e4  # eps: largest relative norm outside of one total charge
 _LOG_LARGEST = math.log(np.finfo(float).max)
 
 
-def build(function: str, value: Any, sites: Any) -> Any:
+def build(function: str, value: Any, sites: Any, rtol: float | None) -> Any:
     """Return the MPS or MPO of `to_tenpy`."""
+    site_list = _checked_sites(function, value, sites)
+    if isinstance(value, TTMatrix):
+        return _mpo(function, value, site_list, rtol)
+    return _mps(function, value, site_list, rtol)
+
+
+def project_value(function: str, value: Any, sites: Any) -> tuple[TensorTrain | TTMatrix, float]:
+    """Return the part of a train with its most common total charge, and the relative norm of the rest."""
+    site_list = _checked_sites(function, value, sites)
+    train = value.train() if isinstance(value, Vidal) else value
+    sectors = _sectors_of(train, site_list)
+    cores = [a[:, np.argsort(order)] for a, order in zip(sectors.cores, _orders(train, site_list), strict=True)]
+    scaled = TensorTrain.from_sweep([sectors.size * cores[0], *cores[1:]], 0, sectors.exponent)
+    return train.unfused(scaled.folded()), sectors.outside
+
+
+def _checked_sites(function: str, value: Any, sites: Any) -> list[Any]:
+    """Return one site per core of `value`, both validated."""
     if not isinstance(value, TensorTrain | TTMatrix | Vidal):
         raise ArgumentTypeError(
             f"{function}: value must be a TensorTrain, a Vidal or a TTMatrix, got a {type(value).__name__}; "
             "pass a train, for example tnlib.tt_svd(x).value."
         )
     if not isinstance(value, TTMatrix):
-        return _mps(function, value, _as_sites(function, sites, value.shape))
+        return _as_sites(function, sites, value.shape)
     if value.row_shape != value.col_shape:
         raise ArgumentError(
             f"{function}: value must have as many rows as columns on every site, got {value.row_shape} and "
             f"{value.col_shape}; TeNPy has one space per site."
         )
-    return _mpo(function, value, _as_sites(function, sites, value.row_shape))
+    return _as_sites(function, sites, value.row_shape)
 
 
 def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
@@ -79,7 +97,7 @@ def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
     return list(site_list)
 
 
-def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any:
+def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any], rtol: float | None) -> Any:
     mps = import_optional(function, "tenpy.networks.mps", PACKAGE)
     if isinstance(value, Vidal) and sites[0].leg.chinfo.qnumber == 0:
         cores, spectra = _sorted(value.gammas, sites), [np.ones(1), *value.lambdas, np.ones(1)]
@@ -87,11 +105,8 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
     else:
         train = value.train() if isinstance(value, Vidal) else value
         center = 0 if isinstance(value, Vidal) else train.center or 0
-        legs, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
-        sectors, log_norm = _in_sectors(
-            function, TensorTrain.from_sweep(_sorted(train.cores, sites), None, train.exponent), legs, valid
-        )
-        left_isometric(sectors, legs, valid, center)
+        sectors, log_norm = _in_sectors(function, train, sites, rtol)
+        left_isometric(sectors, *_leg_charges(train, sites), center)
         cores, spectra, charges = sectors.cores, sectors.spectra, sectors.charges
         forms = ["A"] * center + ["B"] * (len(cores) - center)
     tensors = [
@@ -104,11 +119,15 @@ def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any]) -> Any
     return state
 
 
-def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
+def _mpo(function: str, value: TTMatrix, sites: Sequence[Any], rtol: float | None) -> Any:
     mpo = import_optional(function, "tenpy.networks.mpo", PACKAGE)
     charges = _no_charges(value.ranks)
     if sites[0].leg.chinfo.qnumber:
-        value, charges = _operator_in_sectors(function, value, sites)
+        sectors, log_norm = _in_sectors(function, value, sites, rtol)
+        split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(sectors.cores, sites, strict=True)]
+        is_zero = log_norm == -math.inf
+        value = TTMatrix([0 * split[0], *split[1:]] if is_zero else split, None, 0.0 if is_zero else log_norm)
+        charges = sectors.charges
     cores = with_scale(function, value)
     if charges[0].shape[1] == 0:
         cores = [_sorted([a], [site])[0][:, :, site.perm] for a, site in zip(cores, sites, strict=True)]
@@ -120,32 +139,38 @@ def _mpo(function: str, value: TTMatrix, sites: Sequence[Any]) -> Any:
     return mpo.MPO(sites, tensors, IdL=[0, *inner], IdR=[*inner, 0], mps_unit_cell_width=len(sites))
 
 
-def _operator_in_sectors(function: str, value: TTMatrix, sites: Sequence[Any]) -> tuple[TTMatrix, list[Array]]:
-    """Return the operator in the bases of the sites on bonds of definite charge, and the bond charges."""
-    pairs = [np.add.outer(site.dim * site.perm, site.perm).reshape(-1) for site in sites]
-    moves = [(_charges(site)[:, None] - _charges(site)[None]).reshape(site.dim**2, -1) for site in sites]
-    valid = sites[0].leg.chinfo.make_valid
-    cores = [a[:, pair] for a, pair in zip(value.fused().cores, pairs, strict=True)]  # l (m n) r
-    sectors, log_norm = _in_sectors(
-        function, TensorTrain.from_sweep(cores, None, value.exponent), [valid(move) for move in moves], valid
-    )
-    split = [a.reshape(len(a), site.dim, site.dim, -1) for a, site in zip(sectors.cores, sites, strict=True)]
-    if log_norm == -math.inf:
-        return TTMatrix([0 * split[0], *split[1:]]), sectors.charges
-    return TTMatrix(split, None, log_norm), sectors.charges
-
-
 def _in_sectors(
-    function: str, train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array], Array]
+    function: str, value: TensorTrain | TTMatrix, sites: Sequence[Any], rtol: float | None
 ) -> tuple[Sectors, float]:
-    """Return the train on bonds of definite charge, and the logarithm of its norm."""
-    sectors = by_charge(train, legs, valid)
-    if sectors.outside > _MIXED * np.finfo(train.dtype).eps:
+    """Return the train in the bases of the sites on bonds of definite charge, and the logarithm of its norm."""
+    sectors = _sectors_of(value, sites)
+    if sectors.outside > (rtol or 0.0) + _MIXED * np.finfo(value.dtype).eps:
         raise ArgumentError(
             f"{function}: value must have one total charge where sites conserve it, got {sectors.outside:.1e} of its "
-            "norm with another; pass sites without that charge, or project first."
+            f"norm with another; pass rtol={1.1 * sectors.outside:.1e} to omit it, or sites without that charge."
         )
     return sectors, math.log(sectors.size) + sectors.exponent * math.log(2) if sectors.size else -math.inf
+
+
+def _sectors_of(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> Sectors:
+    """Return a train, fused if it is an operator, with its legs in the order of the sites."""
+    cores = [a[:, order] for a, order in zip(value.fused().cores, _orders(value, sites), strict=True)]  # l n r
+    return by_charge(TensorTrain.from_sweep(cores, None, value.exponent), *_leg_charges(value, sites))
+
+
+def _orders(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> list[Array]:
+    """Return the position of every entry of the legs of the sites in physical order; of operators, of pairs."""
+    if isinstance(value, TTMatrix):
+        return [np.add.outer(site.dim * site.perm, site.perm).reshape(-1) for site in sites]
+    return [site.perm for site in sites]
+
+
+def _leg_charges(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> tuple[list[Array], Callable[[Array], Array]]:
+    """Return the charges (n, number of charges) of the entries of every leg, of pairs for operators, and `valid`."""
+    charges, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
+    if isinstance(value, TTMatrix):
+        return [valid((own[:, None] - own[None]).reshape(len(own) ** 2, -1)) for own in charges], valid
+    return charges, valid
 
 
 def _as_norm(function: str, log_norm: float) -> float:
@@ -213,8 +238,8 @@ def by_charge(train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array]
         charges.append(ends)
         last = (carry @ following.reshape(right, -1)).reshape(len(carry), *following.shape[1:])  # r' [r] n r''
     last, total, outside = _of_one_charge(last, _after(charges[-1], legs[-1], valid))
-    unit = np.ones(1, last.real.dtype)
-    sectors = Sectors([last], [unit], [total], size, gathered.exponent, outside)
+    inside, unit = norm(last), np.ones(1, last.real.dtype)
+    sectors = Sectors([last / last.real.dtype.type(inside)], [unit], [total], size * inside, gathered.exponent, outside)
     for k in range(len(legs) - 1, 0, -1):
         left, n, right = sectors.cores[0].shape
         u, s, carry, begins = _split(

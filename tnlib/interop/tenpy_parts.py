@@ -25,10 +25,10 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, plural
+from tnlib.formats.train.cores import find_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
-from tnlib.interop.core_arrays import find_center
 from tnlib.interop.safe_hdf5 import HDF5Item
 
 STATE_LEGS = ["vL", "p", "vR"]

@@ -23,11 +23,12 @@ from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib.formats.cp.format import CP
+from tnlib.formats.train.cores import find_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import tt_svd
 from tnlib.formats.tucker.format import Tucker
-from tnlib.interop.core_arrays import as_copies, as_one_precision, find_center, with_scale, wrong_object, wrong_value
+from tnlib.interop.core_arrays import as_copies, as_one_precision, with_scale, wrong_object, wrong_value
 
 
 class _Library(NamedTuple):

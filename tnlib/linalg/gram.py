@@ -11,9 +11,12 @@ from tnlib._typing import Array
 from tnlib.linalg.scaling import norm
 from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thread_count
 
-# Multiplications from which the kernels are used; BLAS does fewer in a millisecond or two, and loading takes longer.
-KERNEL_WORK = 1 << 24
-_KERNEL_ROWS = 512  # above, BLAS is as fast
+# Multiplications from which the kernels are used: loading them takes most of a second, in which BLAS does hundreds of
+# times as many.
+KERNEL_WORK = 1 << 25
+# Rows up to which the kernels take three quarters of the time of BLAS or less, by bytes of a number; BLAS converts
+# single precision before it multiplies.
+_GRAM_ROWS, _FACTOR_ROWS = {4: 128, 8: 64}, {4: 64, 8: 16}
 _WIDTH = 256  # columns of a block, which then stays in the second cache
 _BLOCK = 1 << 18  # entries that are converted at a time
 
@@ -21,7 +24,7 @@ _BLOCK = 1 << 18  # entries that are converted at a time
 def gram(a: Array) -> Array:
     """Return sum_p a[p] a[p]^H, (m, m) Hermitian in float64 or complex128, of a C-contiguous `a` (p, m, n)."""
     m = a.shape[1]
-    if a.dtype.kind == "c" or a.size * m < KERNEL_WORK or m > _KERNEL_ROWS:
+    if a.dtype.kind == "c" or a.size * m < KERNEL_WORK or m > _GRAM_ROWS[a.itemsize]:
         return gram_by_blas(a)
     return gram_by_kernel(a)
 
@@ -60,7 +63,8 @@ def gram_by_blas(a: Array) -> Array:
 
 def times_adjoint(a: Array, b: Array) -> Array:
     """Return a b^H, (m, l) in float64 or complex128, of C-contiguous `a` (m, n) and `b` (l, n) with few rows l."""
-    if a.dtype.kind == "c" or b.dtype.kind == "c" or a.size * len(b) < KERNEL_WORK:
+    is_complex = a.dtype.kind == "c" or b.dtype.kind == "c"
+    if is_complex or a.size * len(b) < KERNEL_WORK or len(b) > _FACTOR_ROWS[a.itemsize]:
         return times_adjoint_by_blas(a, b)
     return times_adjoint_by_kernel(a, b)
 
@@ -95,8 +99,6 @@ def times_adjoint_by_blas(a: Array, b: Array) -> Array:
 _DIFFERENCE = 1e-11  # a difference of squares above this part of them is right to a few parts in a thousand
 _ROUNDING = 1e-14  # of the squares
 _PROJECTED_BLOCK = 1 << 20  # entries
-_TALL = 1024  # rows from which the kernel is faster than BLAS
-_KERNEL_BLOCK = (64, 512)  # rows and columns
 
 
 def adjoint_times(e: Array, a: Array) -> Array:
@@ -105,8 +107,6 @@ def adjoint_times(e: Array, a: Array) -> Array:
     if not isinstance(a, np.ndarray):
         return adjoint(e) @ a  # p r [m] n, in their own precision
     dtype = np.result_type(e, a, np.float64)
-    if slabs == 1 and m >= _TALL and m * n * e.shape[1] >= KERNEL_WORK and dtype.kind != "c":
-        return adjoint_times_by_kernel(e, a[0])[None]
     e_adjoint = np.ascontiguousarray(e.conj().T, np.result_type(e, np.float64))
     out = np.empty((slabs, len(e_adjoint), n), dtype)
     if a.size <= _PROJECTED_BLOCK // 8:
@@ -126,19 +126,6 @@ def adjoint_times(e: Array, a: Array) -> Array:
     else:
         run_parallel(multiply, [((0, 1), column) for column in split_range(n, parts, multiple=8)])
     return out
-
-
-def adjoint_times_by_kernel(e: Array, a: Array) -> Array:
-    """Return e^H a (r, n) of real `e` (m, r) and `a` (m, n) by the compiled kernel, over rows in parallel."""
-    from tnlib.linalg.kernels import add_combinations
-
-    e_adjoint = np.ascontiguousarray(e.T, np.result_type(e, np.float64))
-    rows = len(a) // 8 * 8
-    parts = split_range(rows, thread_count(), multiple=8)
-    sums = np.zeros((len(parts), len(e_adjoint), a.shape[1]))
-    pieces = [(e_adjoint[:, i:j], a[i:j], *_KERNEL_BLOCK, out) for (i, j), out in zip(parts, sums, strict=True)]
-    run_parallel(add_combinations, pieces)
-    return np.asarray(sums.sum(axis=0) + e_adjoint[:, rows:] @ a[rows:])  # r [m] n
 
 
 def project(e: Array, a: Array, *, size: float | None = None, negligible: float) -> tuple[Array, float]:

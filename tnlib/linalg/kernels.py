@@ -1,4 +1,4 @@
-"""Kernels compiled by numba, without validation or options: dot products, combinations and products of rows.
+"""Kernels compiled by numba, without validation or options: dot products and products of rows.
 
 BLAS is optimized for large square products. For 16 to 256 rows, each very long, it runs at a quarter of the peak speed
 or less. Dot products along contiguous rows need no transposed copies, and a tile of 4 x 4 of them does 16
@@ -140,35 +140,6 @@ def times_rows(a: Array, b: Array, width: int, out: Array) -> None:
                 x = a[i, k:e], a[i + 1, k:e], a[i + 2, k:e], a[i + 3, k:e]
                 y = b[j, k:e], b[j + 1, k:e], b[j + 2, k:e], b[j + 3, k:e]
                 _tile(x, y, out, i, j)
-
-
-@inlined
-def _add_eight(y: Array, x: Rows, c: Array) -> None:
-    """Add the combination of eight rows with coefficients c (8,) to y, rows of one length."""
-    x0, x1, x2, x3, x4, x5, x6, x7 = x
-    c0, c1, c2, c3, c4, c5, c6, c7 = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]
-    for k in range(len(y)):
-        first = c0 * x0[k] + c1 * x1[k] + c2 * x2[k] + c3 * x3[k]
-        second = c4 * x4[k] + c5 * x5[k] + c6 * x6[k] + c7 * x7[k]
-        y[k] += first + second
-
-
-@kernel
-def add_combinations(e: Array, a: Array, rows: int, width: int, out: Array) -> None:
-    """Add e (r, m) times a (m, n) to out (r, n); m and `rows` are multiples of eight.
-
-    For each block of `rows` rows and `width` columns all sums are computed while the block and its part of `out` are in
-    the first two caches.
-    """
-    m, n = a.shape
-    for first in range(0, m, rows):
-        for k in range(0, n, width):
-            z = min(k + width, n)
-            for i in range(first, min(first + rows, m), 8):
-                first_four = a[i, k:z], a[i + 1, k:z], a[i + 2, k:z], a[i + 3, k:z]
-                x = (*first_four, a[i + 4, k:z], a[i + 5, k:z], a[i + 6, k:z], a[i + 7, k:z])
-                for j in range(len(e)):
-                    _add_eight(out[j, k:z], x, e[j, i : i + 8])
 
 
 @kernel

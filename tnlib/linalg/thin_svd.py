@@ -11,7 +11,7 @@ from tnlib._array_api import AnyArray, namespace, records_gradient, to_host
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
-from tnlib.linalg.orthogonal import orthonormal_rows, qr_positive
+from tnlib.linalg.orthogonal import orthonormal_rows, qr_positive, r_factor
 from tnlib.linalg.scaling import norm, shift
 from tnlib.linalg.threads import all_blas_threads
 from tnlib.linalg.truncation import TruncationBudget
@@ -45,6 +45,15 @@ def thin_svd(a: Array) -> tuple[Array, Array, Array]:
 
         u, s, vh = scipy.linalg.svd(tall, full_matrices=False, check_finite=False, lapack_driver="gesvd")
     return (vh.T, s, u.T) if wide else (u, s, vh)
+
+
+def singular_values(a: Array) -> Array:
+    """Return the singular values (min(m, n),) of `a` (m, n), descending; of tall matrices by their QR."""
+    tall = a.T if a.shape[0] < a.shape[1] else a
+    try:
+        return np.linalg.svd(r_factor(tall) if len(tall) > 2 * tall.shape[1] else tall, compute_uv=False)
+    except np.linalg.LinAlgError:
+        return thin_svd(tall)[1]
 
 
 def _svd_of_other(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:

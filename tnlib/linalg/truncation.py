@@ -94,6 +94,7 @@ class TruncationBudget:
     rtol: float | None  # relative tolerance of the whole; None keeps numerical ranks
     sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
     dtype: np.dtype[Any]  # of the tensor
+    degeneracy_tol: float = 0.0  # relative difference of neighbouring values that are kept or discarded together
     records: list[Truncation] = field(default_factory=list, init=False)
     estimate: ClassVar[str | None] = None  # note on an estimated error; here it is known
 
@@ -156,6 +157,8 @@ class TruncationBudget:
                 needed = _rank_within(values, math.sqrt(max(0.0, allowed - error_estimate**2 - discarded**2)))
         cap = len(values) if max_rank is None else max_rank
         rank = min(needed, cap)
+        if self.degeneracy_tol:
+            rank = self._between_groups(values, rank, cap, noise)
         last, split = values[rank - 1], False
         if rank < needed:
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
@@ -165,6 +168,19 @@ class TruncationBudget:
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
         self.records.append(Truncation(rank, total, min(total**2, allowed), allowed, ambiguous, split))
         return rank
+
+    def _between_groups(self, values: Sequence[float], rank: int, cap: int, noise: float) -> int:
+        """Return the rank from which on the next group is discarded: `rank` or the next larger one, within `cap`.
+
+        If the group ends beyond the cap, it is discarded as a whole, unless it is the first.
+        """
+        ends = [
+            k
+            for k in range(1, len(values) + 1)
+            if k == len(values) or values[k] <= max(noise, (1 - self.degeneracy_tol) * values[k - 1])
+        ]
+        larger = next(k for k in ends if k >= rank)
+        return larger if larger <= cap else max((k for k in ends if k <= cap), default=rank)
 
     @contextmanager
     def trial(self) -> Iterator[Trial]:

@@ -109,8 +109,9 @@ def sum_legs(t: F, axis: int | Sequence[int] | None = None) -> F | float | compl
     """
     contract_vectors = require("sum_legs", "contract_vectors", "t", t, _ADVICE)
     chosen = range(t.ndim) if axis is None else as_legs("sum_legs", "axis", axis, t.ndim, proper=False)
-    shape = t.shape
-    value = contract_vectors(t, {k: np.ones(shape[k], t.dtype) for k in sorted(chosen)})
+    shape, dtype = t.shape, t.dtype
+    ones = {n: np.ones(n, dtype) for n in set(shape)}
+    value = contract_vectors(t, {k: ones[shape[k]] for k in sorted(chosen)})
     return _times_power("sum_legs", value)  # type: ignore[no-any-return]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from tnlib._fit import Fit, report
+from tnlib._errors import ArgumentError
+from tnlib._fit import Fit, report, wrong_type
 from tnlib._format import Format
 from tnlib._registry import require
-from tnlib._validate import as_max_rank, as_rtol, refuse_foreign_keywords
+from tnlib._validate import as_max_rank, as_real, as_rtol, refuse_foreign_keywords
+from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
 
 F = TypeVar("F", bound=Format)
@@ -15,7 +18,7 @@ F = TypeVar("F", bound=Format)
 
 @single_threaded_blas
 @refuse_foreign_keywords
-def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[F]:
+def round(t: F, *, rtol: float | None = None, max_rank: int | None = None, degeneracy_tol: float = 0.0) -> Fit[F]:
     """Truncate the ranks of `t` such that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
 
     No dense array is formed: the cost is linear in the number of cores.
@@ -27,6 +30,10 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     rtol, max_rank
         Relative Frobenius error of the whole tensor, and maximal value of every rank; the smaller rank is used. If both
         are None, the numerical ranks.
+    degeneracy_tol
+        Of a train: neighbouring singular values whose relative difference is at most this belong to one group, which
+        is kept or discarded as a whole, so that a truncation of a multiplet keeps the symmetry of a state. With `rtol`
+        the group at the cut is kept; where it ends beyond `max_rank`, it is discarded, unless it is the first group.
 
     Returns
     -------
@@ -50,5 +57,15 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None) -> Fi
     """
     rtol, max_rank = as_rtol("round", rtol), as_max_rank("round", max_rank)
     lower_ranks = require("round", "round", "t", t, "decompose it first, for example with tnlib.tt_svd")
-    value, budget = lower_ranks(t, rtol, max_rank)
+    options = _group_options(t, degeneracy_tol)
+    value, budget = lower_ranks(t, rtol, max_rank, **options)
     return report("round", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
+
+
+def _group_options(t: Format, degeneracy_tol: float) -> dict[str, float]:
+    tolerance = as_real("round", "degeneracy_tol", degeneracy_tol, "degeneracy_tol=1e-3")
+    if not 0.0 <= tolerance < 1.0:
+        raise ArgumentError(f"round: degeneracy_tol must lie between 0 and 1, got {tolerance}; pass for example 1e-3.")
+    if tolerance and not isinstance(t, TensorTrain | TTMatrix):
+        raise wrong_type("round", "t", "a TensorTrain or TTMatrix with degeneracy_tol", t, "leave degeneracy_tol out")
+    return {"degeneracy_tol": tolerance} if tolerance else {}

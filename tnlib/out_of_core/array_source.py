@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tnlib._errors import ArgumentError, FileFormatError
+from tnlib._errors import ArgumentError, FileFormatError, in_one_line
 from tnlib._typing import Array
 from tnlib._validate import as_numbers
 from tnlib.linalg.scaling import shift
@@ -112,13 +112,12 @@ class ArraySource:
         try:
             return np.asarray(self._x[index])
         except Exception as problem:  # whatever the codecs of h5py, zarr and others raise
-            raise self._unreadable(index, problem) from problem
+            raise self._unreadable(index, in_one_line(problem)) from problem
 
-    def _unreadable(self, index: tuple[slice, ...], problem: object) -> FileFormatError:
+    def _unreadable(self, index: tuple[slice, ...], reason: str) -> FileFormatError:
         where = ", ".join(f"{part.start}:{part.stop}" for part in index)
-        said = " ".join(f"{problem}".split())[:300] or type(problem).__name__
         return FileFormatError(
-            f"{self.function}: {self.parameter} must be readable to its end, got {said} at [{where}]; "
+            f"{self.function}: {self.parameter} must be readable to its end, got {reason} at [{where}]; "
             "the storage may be cut short, write it again."
         )
 

@@ -57,7 +57,7 @@ class RunFolder:
         self._request = json.dumps(request, sort_keys=True)
         self._made = False  # a temporary folder
         self._lock: Any = None
-        self._passes: list[str] = []  # whose state is in the folder
+        self._passes: set[str] = set()  # whose state is in the folder
         self._arrays: dict[str, WrittenArray] = {}
         self.is_resumable = folder is not None
 
@@ -89,7 +89,8 @@ class RunFolder:
         if not self.is_resumable:
             return None
         stored = self._as_stored(self._path(f"pass-{name}.npz"))
-        removed = [file.stem for file in self._folder_files(_GONE) if name in self._known_to(file)]
+        gone = self._path("").glob(f"*{_GONE}")
+        removed = [file.stem for file in gone if name in file.read_bytes().decode("ascii", "replace").split()]
         if stored is None and removed:
             raise ArgumentError(
                 f"{self._function}: storage.folder must hold the files that the interrupted run left, got others in "
@@ -97,7 +98,7 @@ class RunFolder:
                 "remove that folder."
             )
         if stored is not None:
-            self._passes.append(name)
+            self._passes.add(name)
         return stored
 
     def _as_stored(self, file: Path) -> dict[str, Array] | None:
@@ -111,11 +112,8 @@ class RunFolder:
         if digest != self._digest(stored):
             return None
         for name, parts in written.items():
-            array = self._arrays.get(name)
-            if array is not None and not array.holds(parts):
+            if (array := self._arrays.get(name)) is not None and not array.holds(parts):
                 return None
-            if array is not None:
-                array.parts.update(parts)
         stored.pop(_WRITTEN)
         return stored
 
@@ -127,30 +125,26 @@ class RunFolder:
             state.update(a.reshape(-1).view(np.uint8).data)
         return state.digest()
 
-    def _folder_files(self, ending: str) -> list[Path]:
-        return [] if self._folder is None else [file for file in self._folder.iterdir() if file.name.endswith(ending)]
-
-    def _known_to(self, file: Path) -> list[str]:
-        return file.read_bytes().decode("ascii", "replace").split()
-
     def store(self, name: str, arrays: Mapping[str, Array]) -> None:
         """Store arrays under a name; a write that fails leaves the previous ones."""
-        written = {key: array.parts for key, array in self._arrays.items() if array.is_resumable}
+        written = {key: array.parts for key, array in self._arrays.items()}
         stored = {**arrays, _WRITTEN: np.frombuffer(json.dumps(written).encode(), np.uint8)}
         out = io.BytesIO()
         np.savez(out, **stored, **{_DIGEST: np.frombuffer(self._digest(stored), np.uint8)})  # type: ignore[arg-type]
         with self._disk(out.tell()):
             write_whole(self._path(f"pass-{name}.npz"), out.getvalue())
-        self._passes = [*(known for known in self._passes if known != name), name]
+        self._passes.add(name)
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> WrittenArray:
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
         """Return a memory-mapped array of its own file, the one of an earlier run if there is one."""
         file, nbytes = self._path(f"array-{name}.bin"), math.prod(shape) * dtype.itemsize
         if not file.is_file() or file.stat().st_size != nbytes:
             with self._disk(nbytes), file.open("wb") as out:
                 _allocate(out, nbytes)
+        if not self.is_resumable:
+            return np.memmap(file, dtype, "r+", shape=shape)
         array = WrittenArray(file, dtype, "r+", shape=shape)
-        array.parts, array.is_resumable = {}, self.is_resumable
+        array.parts = {}
         if not file.with_suffix(_GONE).exists():
             self._arrays[name] = array
         return array
@@ -161,7 +155,7 @@ class RunFolder:
         self._arrays = {name: array for name, array in self._arrays.items() if array is not a}
         if self.is_resumable:
             with self._disk(0):
-                write_whole(file.with_suffix(_GONE), " ".join(self._passes).encode())
+                write_whole(file.with_suffix(_GONE), " ".join(sorted(self._passes)).encode())
         file.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -213,24 +207,23 @@ class RunFolder:
 
 
 class WrittenArray(np.memmap):
-    """A mapped array of a run, with checksums of its parts as they were written."""
+    """A mapped array of a run that can be resumed, with checksums of its parts as they were written."""
 
-    parts: dict[str, int]  # bounds of a part, as text -> checksum
-    is_resumable: bool = False
+    parts: dict[str, int]  # bounds of a part, as text -> checksum; of parts that were written or verified
 
     def write(self, index: tuple[slice, ...], values: Array) -> None:
         """Assign a part."""
         self[index] = values
-        if self.is_resumable:
-            self.parts[_bounds(index, self.shape)] = _checksum(self[index])
+        self.parts[_bounds(index, self.shape)] = _checksum(self[index])
 
     def holds(self, parts: Mapping[str, int]) -> bool:
-        """Test if these parts are as they were written."""
-        for bounds, checksum in parts.items():
+        """Test if these parts are as they were written; those that are known to be are not read again."""
+        for bounds, checksum in parts.items() - self.parts.items():
             numbers = [int(bound) for bound in bounds.split()]
             index = tuple(slice(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
             if _checksum(self[index]) != checksum:
                 return False
+            self.parts[bounds] = checksum
         return True
 
 

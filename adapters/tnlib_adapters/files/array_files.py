@@ -15,7 +15,7 @@ import tnlib.formats.cp.decomposition as cp
 import tnlib.formats.matrix.svd as svd
 import tnlib.formats.train.tt_svd as train
 import tnlib.formats.tucker.hosvd as tucker
-from tnlib._errors import ArgumentError, FileFormatError, MissingFileError
+from tnlib._errors import ArgumentError, FileFormatError, MissingFileError, in_one_line
 from tnlib._fit import Fit
 from tnlib._validate import as_target, import_optional
 from tnlib.io import load, save
@@ -58,7 +58,7 @@ def _open_npy(function: str, path: Path) -> Any:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as problem:  # whatever a header makes the parser raise
         raise FileFormatError(
-            f"{function}: {path} is not a whole npy file ({_said(problem)}); save it again."
+            f"{function}: {path} is not a whole npy file ({in_one_line(problem)}); save it again."
         ) from None
 
 
@@ -89,17 +89,14 @@ def _open_zarr(function: str, path: Path) -> Any:
         names = [] if is_array else [f"{path.name}/{key}" for key in opened.array_keys()]
         np.dtype(opened.dtype if is_array else "f8").itemsize  # noqa: B018  zarr has dtypes that numpy lacks
     except Exception as problem:  # whatever the metadata make zarr raise
-        raise FileFormatError(f"{function}: {path} is not a zarr array ({_said(problem)}); save it again.") from None
+        raise FileFormatError(
+            f"{function}: {path} is not a zarr array ({in_one_line(problem)}); save it again."
+        ) from None
     if not is_array:
         raise ArgumentError(
             f"{function}: the folder must be a zarr array, got a group; pass one of {', '.join(names[:10]) or 'none'}."
         )
     return opened
-
-
-def _said(problem: Exception) -> str:
-    """Return an exception in one line of a message."""
-    return " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
 
 
 def decompose_file(

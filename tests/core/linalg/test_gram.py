@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tnlib.linalg.gram import (
     adjoint_times,
-    adjoint_times_by_kernel,
     gram,
     gram_by_blas,
     gram_by_kernel,
@@ -92,16 +91,6 @@ def test_projections_and_their_errors(n_threads: int, dtype: np.dtype) -> None:
         oracles.assert_close(projected, want[0])
         gap = oracles.norm(oracles.wide(a[0]) - e @ want[0])
         assert discarded == pytest.approx(gap, rel=1e-6, abs=8 * EPS * oracles.norm(a[0]))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_projections_by_the_kernel(n_threads: int, dtype: type) -> None:
-    for m, n in ((1, 1), (8, 3), (67, 1), (150, 1030), (2000, 20), (520, 5500)):
-        a, e = oracles.normal((m, n), dtype), oracles.normal((m, 3), seed=1)
-        want = e.T @ oracles.wide(a)
-        with oracles.unchanged(a, e):
-            oracles.assert_close(adjoint_times_by_kernel(e, a), want)
-        oracles.assert_close(adjoint_times(e, a[None])[0], want)  # of (520, 5500) by the kernel
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])

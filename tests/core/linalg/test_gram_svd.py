@@ -52,7 +52,7 @@ def assert_left(svd: LeftSVD, a: np.ndarray, *, factor: float) -> None:
 
 # (m, n) below the size from which kernels compute the Gram matrix, and above, where complex products are left to BLAS
 SHORT = [(dtype, m, n) for dtype in ("float64", "complex128") for m, n in ((8, 1100), (40, 300), (200, 600))]
-LONG = [("float64", 8, KERNEL_WORK // 64), ("float64", 40, KERNEL_WORK // 1600 + 1)]
+LONG = [("float64", 16, KERNEL_WORK // 256), ("float64", 40, KERNEL_WORK // 1600 + 1)]
 
 
 @pytest.mark.parametrize(("dtype", "m", "n"), mostly_slow(SHORT + LONG, [*SHORT[:5], LONG[1]]))

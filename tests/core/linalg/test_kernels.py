@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tnlib.linalg.kernels import add_combinations, add_gram, times_rows
+from tnlib.linalg.kernels import add_gram, times_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 READS = [np.float32, np.float64]
@@ -99,21 +99,6 @@ def test_thin_products(dtype: type, m: int, l: int, n: int) -> None:
     oracles.assert_close(out, 2 * oracles.wide(a) @ b.T)
 
 
-@pytest.mark.parametrize("dtype", READS)
-@pytest.mark.parametrize(("r", "m"), [(1, 8), (3, 16), (5, 40), (8, 0)])
-@pytest.mark.parametrize("n", [1, 7, 16, 17, 50])
-def test_combinations_of_rows(dtype: type, r: int, m: int, n: int) -> None:
-    """In blocks of sixteen rows and columns; threads take columns of the coefficients, which lie apart in memory."""
-    e, a = oracles.normal((r, m + 8)), oracles.normal((m, n), dtype, seed=1)
-    for part in (e[:, :m], e[:, 8:]):
-        out = np.zeros((r, n))
-        with oracles.unchanged(e, a):
-            add_combinations(part, a, 16, 16, out)
-        oracles.assert_close(out, part @ oracles.wide(a))
-        add_combinations(part, a, 16, 16, out)
-        oracles.assert_close(out, 2 * part @ oracles.wide(a))
-
-
 @pytest.mark.filterwarnings("ignore:invalid value")  # which numpy's scalars say where nothing is compiled
 @pytest.mark.parametrize("dtype", READS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -126,10 +111,6 @@ def test_what_is_not_finite_is_seen_in_the_sums(dtype: type, bad: float) -> None
         touched = np.zeros((5, 5), bool)
         touched[place[1]] = touched[:, place[1]] = True
         np.testing.assert_array_equal(~np.isfinite(np.triu(out)), np.triu(touched))
-        out = np.zeros((3, 33))
-        add_combinations(np.ones((3, 8)), np.concatenate([a[0], a[1, :3]]), 8, 16, out)
-        column = np.arange(33) == (place[2] if place[0] == 0 or place[1] < 3 else -1)
-        np.testing.assert_array_equal(~np.isfinite(out), np.tile(column, (3, 1)))
         out = np.zeros((4, 4))
         times_rows(a[0, 1:], a[1, 1:].astype(np.float64), 16, out)
         row = np.zeros((4, 4), bool)
@@ -163,7 +144,6 @@ def test_read_only_and_unaligned_input() -> None:
 CHECK = """
 import numpy as np
 from tnlib.linalg.kernels import add_gram, times_rows
-from tnlib.linalg.kernels import add_combinations
 
 rng = np.random.default_rng(0)
 for dtype in DTYPES:
@@ -177,10 +157,6 @@ for dtype in DTYPES:
     out = np.zeros((8, 4))
     times_rows(a, b, 8, out)
     assert np.abs(out - a.astype(float) @ b.T).max() <= 1e-13
-    a, e = rng.standard_normal((24, 13)).astype(dtype), rng.standard_normal((3, 24))
-    out = np.zeros((3, 13))
-    add_combinations(e, a, 16, 8, out)
-    assert np.abs(out - e @ a.astype(float)).max() <= 1e-13
 """
 EVERY = CHECK.replace("DTYPES", '("float64", "float32")')
 DOUBLE = CHECK.replace("DTYPES", '("float64",)')

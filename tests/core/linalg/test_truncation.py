@@ -42,6 +42,29 @@ def test_the_rank_is_the_smallest_within_budget(s: list[float], rtol: float, cap
     assert r == 1 or t[r - 1] > allowed * (1 - 1e-15)
 
 
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.integers(1, 4)), min_size=1, max_size=6),
+    st.none() | st.floats(0, 1),
+    st.sampled_from([None, 1, 2, 3, 5]),
+)
+def test_groups_are_kept_or_discarded_whole(
+    levels: list[tuple[float, int]], rtol: float | None, cap: int | None
+) -> None:
+    s = np.sort(np.concatenate([x * (1 - 1e-4 * np.arange(n)) for x, n in levels]))[::-1]
+    groups = TruncationBudget(float(np.linalg.norm(s)), rtol, [2], np.dtype(float), degeneracy_tol=1e-3)
+    plain = TruncationBudget(groups.norm, rtol, [2], np.dtype(float))
+    r, least = groups.truncate(s, max_rank=cap), plain.truncate(s)
+    whole = [k for k in range(1, len(s) + 1) if k == len(s) or s[k] <= (1 - 1e-3) * s[k - 1]]
+    assert 1 <= r <= (cap or len(s))
+    if r not in whole:  # the first group alone is longer than the cap
+        assert r == cap < whole[0]
+    elif r < least:  # the next group does not end within the cap
+        assert next(k for k in whole if k > r) > cap
+    else:
+        assert r == next(k for k in whole if k >= least)
+    assert groups.records[-1].discarded == pytest.approx(tail_norms(s)[r])
+
+
 def test_a_value_whose_square_is_zero_is_dropped() -> None:
     budget = TruncationBudget(1.0, 0.0, [2], np.dtype(float))
     assert budget.truncate(np.array([1.0, 1e-200])) == 1

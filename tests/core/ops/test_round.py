@@ -128,6 +128,19 @@ def test_a_cap_through_equal_values_is_reported() -> None:
         tnlib.round(tnlib.LowRank(np.eye(4), np.eye(4)), max_rank=2)
 
 
+def test_groups_are_an_option_of_trains() -> None:
+    pair = oracles.with_spectrum([1, 1e-2, 0.99e-2], 4, 4)
+    train = tnlib.tt_svd(pair).value
+    rtol = 1.1e-2  # which the last value alone does not exceed
+    assert tnlib.round(train, rtol=rtol).value.ranks == (1, 2, 1)
+    assert tnlib.round(train, rtol=rtol, degeneracy_tol=0.02).value.ranks == (1, 3, 1)
+    assert tnlib.round(train, max_rank=2, degeneracy_tol=0.02).value.ranks == (1, 1, 1)
+    with oracles.refused(ValueError, "round: degeneracy_tol", "1.5"):
+        tnlib.round(train, rtol=rtol, degeneracy_tol=1.5)
+    with oracles.refused(TypeError, "round: t", "degeneracy_tol", "SVD"):
+        tnlib.round(tnlib.svd(pair).value, rtol=rtol, degeneracy_tol=0.02)
+
+
 def test_a_missed_tolerance_is_said() -> None:
     t = exact_train(oracles.normal((4, 5, 6)))
     with pytest.warns(tnlib.ConvergenceWarning, match="round: the error .* misses rtol=0.01"):

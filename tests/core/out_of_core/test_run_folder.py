@@ -47,59 +47,65 @@ def interrupt_after(count: int) -> Callable[[str, int, int], None]:
     return observer
 
 
+class InterruptedRuns:
+    """Calls on one array in a file that are interrupted after a share of their tiles."""
+
+    def __init__(self, name: str, tmp_path: Path) -> None:
+        np.save(tmp_path / "x.npy", noisy(60))
+        self._call, self._x = CALLS[name], np.load(tmp_path / "x.npy", mmap_mode="r")
+        self.folder, self.tiles = tmp_path / "run", list[str]()
+        with observed_passes(lambda stage, done, total: self.tiles.append(stage)):
+            self.uninterrupted = self._call(self._x, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
+
+    def interrupt(self, share: float) -> None:
+        with observed_passes(interrupt_after(int(share * len(self.tiles)))), pytest.raises(Interrupted):
+            self.run()
+
+    def run(self) -> tnlib.Fit[Any]:
+        return self._call(self._x, rtol=1e-2, storage=Storage(memory=2 * MEMORY, folder=self.folder))
+
+
 @pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
 def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", noisy(60))
-    a, folder = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "run"
-    storage = Storage(memory=2 * MEMORY, folder=folder)
-    calls: list[str] = []
-    with observed_passes(lambda stage, done, total: calls.append(stage)):
-        want = CALLS[name](a, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
-    with observed_passes(interrupt_after(3 * len(calls) // 4)), pytest.raises(Interrupted):
-        CALLS[name](a, rtol=1e-2, storage=storage)
-    assert folder.is_dir()
+    runs = InterruptedRuns(name, tmp_path)
+    runs.interrupt(0.75)
+    assert runs.folder.is_dir()
     resumed: list[str] = []
     with observed_passes(lambda stage, done, total: resumed.append(stage)):
-        fit = CALLS[name](a, rtol=1e-2, storage=storage)
-    oracles.assert_same_bits(fit.value, want.value)
-    assert len(resumed) < len(calls)
-    assert not folder.exists()
+        fit = runs.run()
+    oracles.assert_same_bits(fit.value, runs.uninterrupted.value)
+    assert len(resumed) < len(runs.tiles)
+    assert not runs.folder.exists()
 
 
 @pytest.mark.parametrize("name", ["tt_svd", "tucker"])
 def test_a_folder_that_was_changed_gives_the_same_result_or_is_refused(name: str, tmp_path: Path) -> None:
     """Every file of an interrupted run flipped in one bit, cut short, or left out."""
-    np.save(tmp_path / "x.npy", noisy(60))
-    a, left = np.load(tmp_path / "x.npy", mmap_mode="r"), tmp_path / "left"
-    storage = Storage(memory=2 * MEMORY, folder=left)
-    calls: list[str] = []
-    with observed_passes(lambda stage, done, total: calls.append(stage)):
-        want = CALLS[name](a, rtol=1e-2, storage=Storage(memory=2 * MEMORY))
+    runs, kept = InterruptedRuns(name, tmp_path), tmp_path / "kept"
     rng = np.random.default_rng(0)
     outcomes = set()
     for share in (0.45, 0.95):
-        shutil.rmtree(left, ignore_errors=True)
-        with observed_passes(interrupt_after(int(share * len(calls)))), pytest.raises(Interrupted):
-            CALLS[name](a, rtol=1e-2, storage=storage)
-        shutil.move(left, tmp_path / "kept")
-        for file in sorted((tmp_path / "kept").iterdir()):
+        shutil.rmtree(runs.folder, ignore_errors=True)
+        runs.interrupt(share)
+        shutil.move(runs.folder, kept)
+        for file in sorted(kept.iterdir()):
             for change in ("flip", "cut", "remove"):
-                shutil.rmtree(left, ignore_errors=True)
-                shutil.copytree(tmp_path / "kept", left)
+                shutil.rmtree(runs.folder, ignore_errors=True)
+                shutil.copytree(kept, runs.folder)
                 content = bytearray(file.read_bytes())
                 if change == "flip" and content:
                     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-                (left / file.name).write_bytes(content[: len(content) // 2] if change == "cut" else content)
+                (runs.folder / file.name).write_bytes(content[: len(content) // 2] if change == "cut" else content)
                 if change == "remove":
-                    (left / file.name).unlink()
+                    (runs.folder / file.name).unlink()
                 try:
-                    fit = CALLS[name](a, rtol=1e-2, storage=storage)
+                    fit = runs.run()
                 except tnlib.ArgumentError:
                     outcomes.add("refused")
                 else:
-                    oracles.assert_same_bits(fit.value, want.value)
+                    oracles.assert_same_bits(fit.value, runs.uninterrupted.value)
                     outcomes.add("same")
-        shutil.rmtree(tmp_path / "kept")
+        shutil.rmtree(kept)
     assert outcomes == {"refused", "same"}
 
 

@@ -193,8 +193,8 @@ class SVD(Format):
         """Return the positions of the left legs."""
         return {"left": list(self.left or ())}
 
-    def broken_claim(self) -> str | None:
-        """Return which of the three is not what it should be."""
+    def gauge_error(self) -> str | None:
+        """Return which of s, u and vh is not as in an SVD."""
         rank = len(self.s)
         if (self.s < 0).any() or (np.diff(self.s) > 0).any():
             return "s must be non-negative and descending, and is not"

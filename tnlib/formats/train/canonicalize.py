@@ -89,6 +89,8 @@ def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> li
 
 def move_center(train: TensorTrain, center: int) -> TensorTrain:
     """Return the train with its orthogonality centre at core `center`, by one QR per core on the way."""
+    if train.center == center:
+        return train
     cores, exponent = list(train.cores), train.exponent
     first, last = (0, len(cores) - 1) if train.center is None else (train.center, train.center)
     for k in range(first, center):

@@ -70,15 +70,15 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
     carry = Scaled(np.ones((1, 1), parts[0].dtype))
     pending = False
     for part in parts:
-        product = np.tensordot(carry.array, part, 1) if pending else part  # l [r] n r' or l [r] r'
         if part.ndim == 2:
-            carry, pending = carry.update(product), True
+            carry = rescale_drift(carry.array @ part if pending else part, carry.exponent)  # l [r] r'
+            pending = True
         else:
-            core, e = carry.update(product) if pending else (part, carry.exponent)
+            core, e = carry.update(attach_left(carry.array, part)) if pending else (part, carry.exponent)
             carry, pending = Scaled(carry.array, e), False
             cores.append(core)
     if pending and cores:
-        cores[-1], e = carry.update(np.tensordot(cores[-1], carry.array, 1))  # l n [r] r'
+        cores[-1], e = carry.update(attach_right(cores[-1], carry.array))
         return cores, e
     return cores or [carry.array], carry.exponent
 
@@ -108,8 +108,10 @@ def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -
         sizes = [sum(b.shape[i] for b in blocks) if steps[i] else blocks[0].shape[i] for i in range(3)]
         core, at = np.zeros(sizes, dtype), [0, 0, 0]
         for block in blocks:
-            core[tuple(slice(start, start + n) for start, n in zip(at, block.shape, strict=True))] += block
-            at = [start + n * step for start, n, step in zip(at, block.shape, steps, strict=True)]
+            (i, j, p), (l, n, r) = at, block.shape
+            part = core[i : i + l, j : j + n, p : p + r]
+            part[...] = block if any(steps) else part + block
+            at = [i + l * steps[0], j + n * steps[1], p + r * steps[2]]
         out.append(core)
     return out
 
@@ -135,8 +137,9 @@ def multiply_entries(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     out = []
     for x, y in zip(a, b, strict=True):
         (l, n, r), (m, _, s) = x.shape, y.shape
-        # la 1 n ra 1 times 1 lb n 1 rb
-        out.append((x[:, None, :, :, None] * y[None, :, :, None, :]).reshape(l * m, n, r * s))
+        # la 1 n (ra rb) times 1 lb n (ra rb): both with long rows, which one product of numpy runs along
+        wide, repeated = np.repeat(x, s, axis=2)[:, None], np.tile(y, r)[None]
+        out.append((wide * repeated).reshape(l * m, n, r * s))
     return out
 
 
@@ -189,11 +192,16 @@ def unpair_legs(x: Array, row_shape: Sequence[int], col_shape: Sequence[int]) ->
     return reshape(permute(reshape(x, split), order), (math.prod(row_shape), -1))  # type: ignore[no-any-return]
 
 
-def isometric_towards(cores: Sequence[Array], center: int | None) -> int | None:
-    """Return the first core that is not isometric towards the centre, None if all are or there is no centre."""
-    for k, core in enumerate(cores):
-        if center is None or k == center:
-            continue
-        if not is_isometry(core.reshape(-1, core.shape[-1]) if k < center else core.reshape(core.shape[0], -1).T):
-            return k
-    return None
+def find_center(cores: Sequence[Array], stated: int | None = None) -> int | None:
+    """Return the index of an orthogonality centre of cores (r, legs ..., r'), None if there is none.
+
+    A stored centre may be wrong: the user may have changed the cores since. The test costs one product per core. If
+    several cores qualify, as in product states, return the stated one or the first.
+    """
+    last = len(cores) - 1
+    rights = (k for k in range(last, 0, -1) if not is_isometry(cores[k].reshape(len(cores[k]), -1).T))
+    lefts = (k for k in range(last) if not is_isometry(cores[k].reshape(-1, cores[k].shape[-1])))
+    first, final = next(rights, 0), next(lefts, last)  # all after and all before them are isometric
+    if final < first:
+        return None
+    return stated if stated is not None and first <= stated <= final else first

@@ -129,10 +129,11 @@ class Train(LinearFormat):
         scale = {name: attributes[name] for name in ("log_scale", "exponent") if name in attributes}
         return cls(numbered(arrays, "cores"), attributes["center"], **scale)
 
-    def broken_claim(self) -> str | None:
-        """Return which core is not isometric towards the centre."""
-        k = raw.isometric_towards(self.cores, self.center)
-        return None if k is None else f"core {k} must be isometric towards core {self.center}, the centre, and is not"
+    def gauge_error(self) -> str | None:
+        """Return an error if cores are not isometric towards the centre."""
+        if self.center is None or raw.find_center(self.cores, self.center) == self.center:
+            return None
+        return f"all cores but core {self.center}, the centre, must be isometric towards it, and are not"
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -302,13 +303,13 @@ class TensorTrain(Train):
     def __getitem__(self, index: Any) -> Any:
         """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
         indices = parse_index("TensorTrain", index, self.shape)
-        changed = {k for k, (i, n) in enumerate(zip(indices, self.shape, strict=True)) if not selects_all(i, n)}
         selected = [core[:, i] for core, i in zip(self.cores, indices, strict=True)]
-        if not changed:
-            return TensorTrain.from_sweep(selected, self.center, self.exponent)
         cores, e = raw.contract_fixed_legs(selected)
         if cores[0].ndim == 2:
             return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)
+        changed = {k for k, (i, n) in enumerate(zip(indices, self.shape, strict=True)) if not selects_all(i, n)}
+        if not changed:
+            return TensorTrain.from_sweep(selected, self.center, self.exponent)
         # Only the centre may change, or become a part of a neighbour, for all others to stay isometric.
         dropped = {k for k, i in enumerate(indices) if isinstance(i, int)}
         keeps = self.center is not None and changed <= {self.center} and dropped <= {self.center}

@@ -29,9 +29,9 @@ from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.legs import embed
 from tnlib.formats.train.tt_matrix import TTMatrix, as_train
+from tnlib.formats.train.tt_rounding import change_pair
 from tnlib.formats.train.tt_svd import ttm_svd
-from tnlib.linalg.scaling import norm, rescale
-from tnlib.linalg.thin_svd import truncated_svd
+from tnlib.linalg.scaling import rescale
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
 
@@ -155,19 +155,13 @@ def _on_two_legs(
     tt: TensorTrain, gate: Array, site: int, rtol: float | None, max_rank: int | None
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train with `gate` (m, m', n, n') on legs `site` and `site` + 1, and its truncation."""
-    wide = _widened(tt, gate.dtype)
-    moved = move_center(wide, site + 1 if wide.center is not None and wide.center > site else site)
-    cores, scaled = list(moved.cores), rescale(gate)
-    pair = np.tensordot(cores[site], cores[site + 1], 1)  # l n [b] n' r
-    product = np.tensordot(pair, scaled.array, axes=([1, 2], [2, 3])).transpose(0, 2, 3, 1)  # l [n n'] m m' r
-    theta, exponent = rescale(np.ascontiguousarray(product), moved.exponent + scaled.exponent)
-    left, m, m_next, right = theta.shape
-    flat = theta.reshape(left * m, m_next * right)
-    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
-    svd = truncated_svd(flat, budget, max_rank)
-    cores[site] = svd.u.reshape(left, m, -1)
-    cores[site + 1] = svd.rest.reshape(-1, m_next, right)
-    return TensorTrain.from_sweep(cores, site + 1, exponent).folded(), budget
+    scaled = rescale(gate)
+
+    def contract(pair: Array) -> Array:
+        return np.tensordot(pair, scaled.array, axes=([1, 2], [2, 3])).transpose(0, 2, 3, 1)  # l [n n'] m m' r
+
+    out, budget = change_pair(_widened(tt, gate.dtype), site, contract, rtol, max_rank)
+    return TensorTrain.from_sweep(out.cores, out.center, out.exponent + scaled.exponent).folded(), budget
 
 
 def _widened(tt: TensorTrain, dtype: np.dtype[Any]) -> TensorTrain:

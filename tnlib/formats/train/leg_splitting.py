@@ -24,7 +24,7 @@ from tnlib.linalg.truncation import TruncationBudget
 # Rows of the matrix whose left singular vectors are computed at once: the smaller number first, the larger one where
 # more than half of the singular vectors are needed, so that little is gained.
 ROWS = (64, 512)
-_SHORT = 1 << 12  # entries up to which SVDs leg by leg are the fastest
+_SHORT = 1 << 14  # entries up to which SVDs leg by leg are the fastest
 _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 

@@ -14,15 +14,11 @@ from tnlib._fit import wrong_type
 from tnlib._stored_arrays import refuse_unallocatable
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs, as_sizes, is_list
-from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_train
-from tnlib.formats.train.tt_rounding import round_train
+from tnlib.formats.train.tt_rounding import change_pair, round_train
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib.linalg.scaling import norm
-from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib.linalg.truncation import TruncationBudget
 
 Sizes: TypeAlias = tuple[int, ...]  # of the legs of one core: (n,), or (m, n) of a TT-matrix
 
@@ -112,7 +108,7 @@ def permute(tt: T, legs: Sequence[int]) -> T:
     train = tt.fused()
     for k, leg in enumerate(order):
         for site in range(places.index(leg) - 1, k - 1, -1):
-            train = _swapped(train, site)
+            train, _ = change_pair(train, site, lambda pair: pair.transpose(0, 2, 1, 3))  # l n' n r
             places[site], places[site + 1] = places[site + 1], places[site]
     cores = [core.reshape(len(core), *sizes[leg], -1) for core, leg in zip(train.cores, order, strict=True)]
     return type(tt).from_sweep(cores, train.center, train.exponent).folded()
@@ -259,17 +255,3 @@ def _split(core: Array, sizes: Sequence[Sizes]) -> list[Array]:
         cores.append(q.reshape(left, *own, -1))
         rest = r.reshape(len(r), *rests, core.shape[-1])
     return [*cores, rest.reshape(len(rest), *sizes[-1], core.shape[-1])]
-
-
-def _swapped(train: TensorTrain, site: int) -> TensorTrain:
-    """Return the train with the legs `site` and `site` + 1 exchanged, its centre at `site`."""
-    moved = move_center(train, site if train.center is None or train.center <= site else site + 1)
-    cores = list(moved.cores)
-    theta = np.tensordot(cores[site], cores[site + 1], 1).transpose(0, 2, 1, 3)  # l n' n r
-    left, n_next, n, right = theta.shape
-    flat = np.ascontiguousarray(theta).reshape(left * n_next, n * right)
-    budget = TruncationBudget(norm(flat), None, [max(min(flat.shape), len(cores))], flat.dtype)
-    svd = truncated_svd(flat, budget, None)
-    cores[site] = svd.u.reshape(left, n_next, -1)
-    cores[site + 1] = svd.rest.reshape(-1, n, right)
-    return TensorTrain.from_sweep(cores, site + 1, moved.exponent)

@@ -12,7 +12,7 @@ from tnlib._array_api import adjoint
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_list, as_position
-from tnlib.formats.train.cores import add_cores, attach_left, contract_fixed_legs, rows, with_common_exponent
+from tnlib.formats.train.cores import add_cores, attach_left, columns, contract_fixed_legs, rows, with_common_exponent
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
 from tnlib.linalg.scaling import Scaled, normalize_rows
@@ -21,6 +21,7 @@ _BATCH = 1 << 20  # numbers in the rows that `train_entries` carries through a t
 # A loop over rows takes a quarter to two thirds of the time of matrix products of the rows with one index, if there are
 # many rows and they are short.
 _SMALL_RANK, _MANY_POINTS = 20, 1 << 11
+_SHORT_LEG = 16  # up to which a product with all indices takes less time than sorting the points by index
 
 
 def inner_trains(a: Train, b: Train) -> Scaled:
@@ -67,21 +68,32 @@ def train_entries(t: Train, points: Array) -> tuple[Array, Array]:
 def _multiply_rows(train: TensorTrain, points: Array) -> tuple[Array, Array]:
     """Every row has its own power of two. Of many points and small ranks, rows are multiplied one by one.
 
-    Otherwise rows that share the index of a core are multiplied together.
+    Otherwise rows are multiplied with a whole core, if it is small, or those that share an index of the core together.
     """
     rows = np.ones((len(points), 1), train.dtype)
     exponents = np.full(len(points), train.exponent, np.int64)
     if max(train.ranks) <= _SMALL_RANK and len(points) >= _MANY_POINTS:
         return _multiply_each(train, points, rows, exponents)
     for k, core in enumerate(train.cores):
-        grown = np.empty((len(points), core.shape[2]), rows.dtype)
-        order = np.argsort(points[:, k], kind="stable")
-        values, starts = np.unique(points[order, k], return_index=True)
-        for index, members in zip(values, np.split(order, starts[1:]), strict=True):
-            grown[members] = rows[members] @ core[:, index]  # N [l] r
+        _, n, right = core.shape
+        if n <= _SHORT_LEG and len(points) * n * right <= _BATCH:
+            products = (rows @ columns(core)).reshape(-1, n, right)  # N [l] (n r)
+            grown = products[np.arange(len(points)), points[:, k]]
+        else:
+            grown = _times_chosen(rows, core, points[:, k])
         rows, e = normalize_rows(grown)
         exponents += e
     return rows[:, 0], exponents
+
+
+def _times_chosen(rows: Array, core: Array, chosen: Array) -> Array:
+    """Return row i of `rows` (N, l) times core[:, chosen[i]], (N, r)."""
+    out = np.empty((len(rows), core.shape[2]), rows.dtype)
+    order = np.argsort(chosen, kind="stable")
+    values, starts = np.unique(chosen[order], return_index=True)
+    for index, members in zip(values, np.split(order, starts[1:]), strict=True):
+        out[members] = rows[members] @ core[:, index]  # N [l] r
+    return out
 
 
 def _multiply_each(train: TensorTrain, points: Array, rows: Array, exponents: Array) -> tuple[Array, Array]:
@@ -112,8 +124,8 @@ def chain_trains(a: T, b: T) -> T:
 
 def contract_vectors(t: TensorTrain, vectors: Mapping[int, Array]) -> Any:
     """Return `t` with legs summed against vectors: a TensorTrain, or a `Scaled` number where no leg is left."""
-    parts = [np.tensordot(c, vectors[k], axes=([1], [0])) if k in vectors else c for k, c in enumerate(t.cores)]
-    cores, e = contract_fixed_legs(parts)  # l [n] r
+    parts = [vectors[k] @ c if k in vectors else c for k, c in enumerate(t.cores)]  # l [n] r
+    cores, e = contract_fixed_legs(parts)
     if cores[0].ndim == 2:
         return Scaled(cores[0], e + t.exponent)
     return type(t).from_sweep(cores, None, e + t.exponent).folded()

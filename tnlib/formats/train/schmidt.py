@@ -21,7 +21,7 @@ from tnlib.formats.train.tt_rounding import truncate_bonds
 from tnlib.linalg.eigenvalues import leading_moduli
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import Scaled, norm, rescale, shift_in_range
-from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.thin_svd import singular_values
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget, noise_level
 
@@ -100,7 +100,7 @@ def entropies(tt: TensorTrain | TTMatrix, *, order: float = 1.0, base: float = m
     values, carry = np.zeros(len(others)), first
     for k, core in enumerate(others):
         r = r_factor(rows(carry))  # the singular values of the cut: all cores behind it are right-isometric
-        values[k] = _entropy_of(thin_svd(r)[1], order, base)
+        values[k] = _entropy_of(singular_values(r), order, base)
         carry, _ = rescale(attach_left(r, core), 0)  # r' [r] n r''
     return values
 
@@ -202,7 +202,7 @@ def _spectrum(function: str, tt: TensorTrain | TTMatrix | Format, bond: int) -> 
         return spectrum
     train = as_train(function, "tt", tt).fused()
     matrix, exponent = scaled_bond_matrix(train, as_bond(function, train, bond))
-    return Scaled(thin_svd(r_factor(matrix))[1], exponent)
+    return Scaled(singular_values(matrix), exponent)
 
 
 def correlation_length(core: npt.ArrayLike) -> float:

@@ -10,24 +10,29 @@ then each bond is truncated from the left: a truncated SVD of the whole train, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from tnlib._array_api import reshape
 from tnlib._typing import Array
-from tnlib.formats.train.canonicalize import change_bond_bases
+from tnlib.formats.train.canonicalize import change_bond_bases, move_center
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups
 from tnlib.linalg.orthogonal import orthonormal_rows
-from tnlib.linalg.scaling import Scaled, norm
+from tnlib.linalg.scaling import Scaled, norm, rescale
 from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.truncation import TruncationBudget
 
 
-def round_train(t: Train, rtol: float | None, max_rank: int | None) -> tuple[Train, TruncationBudget]:
+def round_train(
+    t: Train, rtol: float | None, max_rank: int | None, degeneracy_tol: float = 0.0
+) -> tuple[Train, TruncationBudget]:
     """Return the rounded train, left-canonical, and its truncations."""
     train = right_canonicalize(t.fused())
-    budget = train_budget(train, rtol)
+    budget = train_budget(train, rtol, degeneracy_tol)
     rounded, _ = truncate_bonds(train, budget, max_rank)
     return t.unfused(rounded), budget
 
@@ -42,10 +47,10 @@ def canonical_train(t: Train, function: str, groups: Any) -> CanonicalForm:
     return CanonicalForm(value, list(zip(columns, spectra, strict=True)), chosen)
 
 
-def train_budget(train: TensorTrain, rtol: float | None) -> TruncationBudget:
+def train_budget(train: TensorTrain, rtol: float | None, degeneracy_tol: float = 0.0) -> TruncationBudget:
     """Return the budget of a right-canonical train, whose first core carries the norm."""
     sides = [max(core.shape[0], len(train.cores)) for core in train.cores[1:]]
-    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype)
+    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype, degeneracy_tol)
 
 
 def right_canonicalize(train: TensorTrain) -> TensorTrain:
@@ -79,6 +84,29 @@ def truncate_bonds(
         spectra.append(svd.s)
         rest = attach_left(svd.rest, core)  # r' [r] n r''
     return TensorTrain.from_sweep([*out, rest], len(out), train.exponent), spectra
+
+
+def change_pair(
+    train: TensorTrain,
+    site: int,
+    change: Callable[[Array], Array],
+    rtol: float | None = None,
+    max_rank: int | None = None,
+) -> tuple[TensorTrain, TruncationBudget]:
+    """Return the train with cores `site` and `site` + 1 contracted, changed and split again, and the truncation.
+
+    `change` maps their product (l, n, n', r) to an array (l, m, m', r). The centre is at `site` + 1.
+    """
+    moved = move_center(train, site + 1 if train.center is not None and train.center > site else site)
+    cores = list(moved.cores)
+    product = change(np.tensordot(cores[site], cores[site + 1], 1))  # l m m' r
+    theta, exponent = rescale(np.ascontiguousarray(product), moved.exponent)
+    left, m, m_next, right = theta.shape
+    flat = theta.reshape(left * m, m_next * right)
+    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
+    svd = truncated_svd(flat, budget, max_rank)
+    cores[site], cores[site + 1] = svd.u.reshape(left, m, -1), svd.rest.reshape(-1, m_next, right)
+    return TensorTrain.from_sweep(cores, site + 1, exponent), budget
 
 
 def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorTrain, list[Array]]:

@@ -13,7 +13,7 @@ from tnlib._errors import ArgumentError
 from tnlib._format import Format
 from tnlib._stored_arrays import as_stored_list, set_fields
 from tnlib._typing import Array
-from tnlib.formats.train.cores import isometric_towards
+from tnlib.formats.train.cores import find_center
 from tnlib.formats.train.format import TensorTrain, as_log_scale
 from tnlib.formats.train.tt_matrix import as_train
 from tnlib.formats.train.tt_rounding import schmidt_form
@@ -66,16 +66,16 @@ class Vidal(Format):
         """Return the scale."""
         return {"log_scale": self.log_scale}
 
-    def broken_claim(self) -> str | None:
-        """Return which gamma or lambda is not what the form says."""
+    def gauge_error(self) -> str | None:
+        """Return which gamma or lambda is not as in the form."""
         for k, s in enumerate(self.lambdas):
             if (np.diff(s) > 0).any() or abs(np.linalg.norm(s) - 1) > 1e4 * np.finfo(s.dtype).eps:
                 return f"lambda {k} must be descending and of norm 1, and is not"
         last = len(self.gammas) - 1
         rights = [g * s for g, s in zip(self.gammas, self.lambdas, strict=False)] + [self.gammas[-1]]
         for cores, center in ((self.train().cores, last), (rights, 0)):
-            if (k := isometric_towards(cores, center)) is not None:  # type: ignore[assignment]
-                return f"gamma {k} must be isometric with the lambda at its side, and is not"
+            if find_center(cores, center) != center:
+                return f"gammas must be isometric with the lambda on their {'left' if center else 'right'}, and are not"
         return None
 
     def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -24,11 +24,12 @@ from tnlib.formats.diagrams import core_directions
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
+from tnlib.formats.train.cores import find_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
-from tnlib.interop.core_arrays import copies_of_one_dtype, find_center, wrong_object
+from tnlib.interop.core_arrays import copies_of_one_dtype, wrong_object
 from tnlib.interop.quimb.network_arguments import as_arrays, as_index_names, as_network, binary_exponent
 from tnlib.linalg.scaling import shift_in_range
 

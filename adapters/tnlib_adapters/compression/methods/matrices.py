@@ -100,21 +100,21 @@ class WeightedTTMatrix:
 
     def __init__(self, weight: Array, moments: Array) -> None:
         self._dtype = weight.dtype
-        self._fit = fit = _Fit(weight.astype(np.float64), moments)
-        ranks = np.arange(1, min(fit.full_rank, max(1, (weight.size - 1) // fit.unit)) + 1)
+        self._truncation = truncation = _WeightedTruncation(weight.astype(np.float64), moments)
+        ranks = np.arange(1, min(truncation.full_rank, max(1, (weight.size - 1) // truncation.unit)) + 1)
         sampled = np.unique(np.geomspace(1, ranks[-1], _SAMPLES).astype(int))
-        measured = [fit.descended(int(rank), _SAMPLE_STEPS)[2] for rank in sampled]
+        measured = [truncation.descended(int(rank), _SAMPLE_STEPS)[2] for rank in sampled]
         falling = np.minimum.accumulate(np.maximum(measured, np.finfo(float).tiny))
         errors = np.exp(np.interp(ranks, sampled, np.log(falling)))  # about a constant factor per rank
-        self.curve = Curve(ranks * fit.unit, errors)
+        self.curve = Curve(ranks * truncation.unit, errors)
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the cores of rank option + 1."""
-        cores = self._fit.cores(option + 1)
+        cores = self._truncation.cores(option + 1)
         return FactoredMatrix("ttm", "", {f"core{k}": core.astype(self._dtype) for k, core in enumerate(cores)})
 
 
-class _Fit:
+class _WeightedTruncation:
     """One weight in the coordinates of its start: target and moments, and truncations of the target."""
 
     def __init__(self, weight: Array, moments: Array) -> None:
