@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -180,3 +180,12 @@ def report(
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)
     return Fit(value, error, certified, not missed, n_iter, notes)
+
+
+def after_sweeps(function: str, fit: Fit[F], *, rtol: float | None, stationary: bool) -> Fit[F]:
+    """Return the `fit` of an iteration: not converged, with a warning, if it still improves and no `rtol` was given."""
+    if rtol is not None or stationary:
+        return fit
+    text = f"{function}: still improving after {fit.n_iter} sweeps, at error {fit.error:.3g}; raise n_iter."
+    warnings.warn(text, ConvergenceWarning, stacklevel=5)
+    return replace(fit, converged=False)

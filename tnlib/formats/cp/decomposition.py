@@ -11,25 +11,25 @@ An array in memory gets a few sweeps more, from these factors; one that exceeds 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
-from tnlib._fit import Fit, report, roundoff
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit, after_sweeps, report, roundoff
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
+from tnlib.formats.cp.als_of_known_entries import als_of_known_entries, cp_array
 from tnlib.formats.cp.format import CP
 from tnlib.formats.cp.levenberg_marquardt import levenberg_marquardt
 from tnlib.formats.cp.operations import normalize_components
 from tnlib.formats.tucker.st_hosvd import st_hosvd, unfold_slabs
 from tnlib.linalg.gram import gram
+from tnlib.linalg.missing_entries import describe_known, fill_missing, residual_of_known
 from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
@@ -69,7 +69,7 @@ def cp(
     ----------
     x
         (n[0], ..., n[d-1]), d >= 2, real or complex, 32 or 64 bits a component. If the array exceeds memory, as in
-        `tt_svd`, the CP of its Tucker core is computed.
+        `tt_svd`, the CP of its Tucker core is computed. Missing entries are those of a numpy masked array.
     rank
         Number R of components; it may exceed the rank of the tensor.
     rtol
@@ -82,7 +82,7 @@ def cp(
     constraint
         Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
         before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
-        None for an array that exceeds memory.
+        None for an array that exceeds memory or has missing entries.
     storage
         How an array that exceeds memory is read, see `Storage`; without `one_pass`.
 
@@ -91,7 +91,8 @@ def cp(
     Fit[CP]
         With unit columns, non-negative weights in descending order, and positive leading entries in every factor but
         the last, unless a constraint determines the signs. The result is a local minimum of the error, not necessarily
-        the global one.
+        the global one. If entries are missing, `error` is that of the known entries relative to their norm, and
+        `certified` False.
 
     References
     ----------
@@ -107,7 +108,7 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    passes, tucker, dense = None, None, x
+    passes, tucker, known, dense = None, None, None, x
     if storage is not None or is_stored(x):
         from tnlib.out_of_core.open_array import open_passes
 
@@ -118,46 +119,61 @@ def cp(
         tucker, exponent, size = _core_in_passes(passes, rank)
         scaled = tucker.core
     else:
+        dense, known = fill_missing("cp", "x", dense)
         scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
-        _check_constraint(constraint, dtype, scaled.shape)
+        _check_constraint(constraint, dtype, scaled.shape, known=known)
 
     starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng))
     target = max(rtol or 0.0, roundoff(dtype)) * size
     if tucker is not None:
         best = _on_core(tucker, starts, n_iter=n_iter, target=target)
-    elif constraint is None or size == 0:  # zero meets every constraint
+    elif known is None and (constraint is None or size == 0):  # zero meets every constraint
         best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
     else:
-        run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
+        run = partial(_iteration(known, constraint), scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
     weights, factors = _rounded_components(best.factors, dtype, signs=constraint is None)
     if tucker is None:
-        residual = _rounded_residual(scaled, size, best.residual, weights, factors)
+        residual = _rounded_residual(scaled, known, size, best.residual, weights, factors)
     else:
         residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
-    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter)
-    if rtol is None and not best.stationary:
-        text = f"cp: still improving after {best.n_iter} sweeps, at error {error:.3g}; raise n_iter."
-        warnings.warn(text, ConvergenceWarning, stacklevel=4)
-    return replace(fit, converged=fit.converged and (best.stationary or rtol is not None))
+    note = describe_known(known) if known is not None else None
+    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note)
+    return after_sweeps("cp", fit, rtol=rtol, stationary=best.stationary)
+
+
+def _iteration(known: Array | None, constraint: str | None) -> Callable[..., Iterate]:
+    """Return the iteration on `known` entries, or under a constraint."""
+    if known is not None:
+        return partial(als_of_known_entries, known)
+    return partial(constrained_cp, constraint=str(constraint))
 
 
 def _check_constraint(
-    constraint: str | None, dtype: np.dtype[Any], shape: tuple[int, ...], *, in_memory: bool = True
+    constraint: str | None,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    *,
+    in_memory: bool = True,
+    known: Array | None = None,
 ) -> None:
     if len(shape) < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {shape}; a vector has no components.")
     if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
-        known = ", ".join(f'"{name}"' for name in CONSTRAINTS)
-        raise ArgumentError(f"cp: constraint must be None or one of {known}, got {constraint!r}; choose one of them.")
+        names = ", ".join(f'"{name}"' for name in CONSTRAINTS)
+        raise ArgumentError(f"cp: constraint must be None or one of {names}, got {constraint!r}; choose one of them.")
     if constraint is not None and dtype.kind == "c":
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
     if constraint is not None and not in_memory:
         raise ArgumentError(
             f"cp: constraint must be None for an array that exceeds memory, got {constraint!r}; raise memory."
+        )
+    if constraint is not None and known is not None:
+        raise ArgumentError(
+            f"cp: constraint must be None for an array with missing entries, got {constraint!r}; fill them first."
         )
 
 
@@ -168,11 +184,14 @@ def _rounded_components(factors: Sequence[Array], dtype: np.dtype[Any], *, signs
     return weights.astype(np.finfo(dtype).dtype), units
 
 
-def _rounded_residual(x: Array, size: float, residual: float, weights: Array, factors: Sequence[Array]) -> float:
+def _rounded_residual(
+    x: Array, known: Array | None, size: float, residual: float, weights: Array, factors: Sequence[Array]
+) -> float:
     """Return norm(x - y) of the arrays in their dtype: the `residual` before rounding, where that changes little."""
     if residual > _LARGE_RESIDUAL * size and norm(weights) <= _LARGE_WEIGHTS * size:
         return residual
-    return cp_residual(x, [factors[0] * weights, *factors[1:]])
+    weighted = [factors[0] * weights, *factors[1:]]
+    return cp_residual(x, weighted) if known is None else residual_of_known(x, known, cp_array(weighted))
 
 
 class _TuckerCore(NamedTuple):

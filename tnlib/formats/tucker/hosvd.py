@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, report
+from tnlib._fit import Fit, after_sweeps, report
 from tnlib._format import with_arrays_of
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored, refuse_foreign_keywords
+from tnlib.formats.tucker.fit_known_entries import fit_known_entries
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, st_hosvd
+from tnlib.linalg.missing_entries import fill_missing
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -41,13 +43,16 @@ def tucker(
     ----------
     x
         (n[0], ..., n[d-1]), d >= 1, real or complex, 32 or 64 bits a component, in memory or not, as for `tt_svd`.
+        Missing entries are those of a numpy masked array, which needs `max_rank` and `n_iter`.
     rtol
         Relative Frobenius error of the whole tensor. If it and `max_rank` are None, the numerical multilinear ranks.
+        If entries are missing, the error at which sweeps end; it does not lower the ranks.
     ranks
         Another name of `max_rank`.
     n_iter
         Sweeps of higher-order orthogonal iteration after the first decomposition, at fixed ranks. They reduce the
-        error, usually slightly. Not for arrays that exceed memory or are read by workers.
+        error, usually slightly. Not for arrays that exceed memory or are read by workers. If entries are missing, the
+        maximal number of sweeps.
     max_rank
         Maximal rank of every leg, one number for all legs or one per leg; with `rtol`, the smaller rank is used.
     storage
@@ -57,7 +62,8 @@ def tucker(
     -------
     Fit[Tucker]
         Factors (n[k], r[k]) with orthonormal columns and positive leading entries; the core is `x` multiplied by
-        their adjoints. Before iteration the error is at most sqrt(d) times the smallest possible one.
+        their adjoints. Before iteration the error is at most sqrt(d) times the smallest possible one. If entries are
+        missing, `error` is that of the known entries relative to their norm, and `certified` False.
 
     References
     ----------
@@ -82,6 +88,12 @@ def tucker(
         call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
         opened, dense = open_array("tucker", "x", x, storage, call)
     budget: TruncationBudget | SketchedError
+    dense, known = fill_missing("tucker", "x", dense)
+    if known is not None:
+        _, caps = _as_caps(max_rank, ranks, known.ndim)
+        part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter)
+        fit = report("tucker", part.value, error=part.error, rtol=rtol, n_iter=part.n_iter, estimate=part.note)
+        return after_sweeps("tucker", fit, rtol=rtol, stationary=part.stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype

@@ -86,6 +86,15 @@ def test_the_result_is_that_of_rounding_the_product(dtype: np.dtype, rtol: float
         assert tnlib.distance(got.value, want.value) <= 1e3 * oracles.eps(dtype) * want.value.norm()
 
 
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("rtol", [None, 1e-3, 0.3])
+def test_diagonal_operators_multiply_entries(dtype: np.dtype, rtol: float | None) -> None:
+    a, b = (tnlib.TensorTrain(oracles.random_cores((3, 2, 4, 2), (1, 3, 4, 2, 1), dtype, seed)) for seed in (1, 60))
+    fit = check(tnlib.diag(a), b, rtol, None)
+    oracles.assert_fit(fit, oracles.contract(a) * oracles.contract(b), rtol=rtol)
+    assert fit.value.ranks == oracles.quietly(lambda: tnlib.round(a * b, rtol=rtol))[0].value.ranks
+
+
 def test_recomputed_factors_are_the_stored_ones() -> None:
     a = tnlib.TTMatrix(operator((2,) * 9, (2,) * 9, 3))
     x = as_column(tnlib.TensorTrain(oracles.random_cores((2,) * 9, (1, *[3] * 8, 1))))

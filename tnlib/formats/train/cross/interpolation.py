@@ -21,6 +21,7 @@ exceed those of A.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,10 +36,13 @@ class CrossInterpolation:
     """Rows, columns and tables; every public method leaves a train that may be contracted.
 
     `f` takes indices (m, d) to entries (m,); at `point` (d,), the first row and column of every bond, it is not zero.
+    No bond gets more than `max_rank` rows.
     """
 
-    def __init__(self, f: Callable[[Array], Array], shape: Sequence[int], point: Array) -> None:
-        d = len(shape)
+    def __init__(
+        self, f: Callable[[Array], Array], shape: Sequence[int], point: Array, max_rank: float = math.inf
+    ) -> None:
+        d, self._max_rank = len(shape), max_rank
         self.shape, self._f = tuple(shape), f
         self.rows = [point[None, :k] for k in range(d)]  # I[k], of bond k: (r[k], k)
         self.columns = [point[None, k + 1 :] for k in range(d)]  # J[k+1], of core k: (r[k+1], d - k - 1)
@@ -64,7 +68,7 @@ class CrossInterpolation:
         added = 0
         for k in range(len(self.shape) - 1):
             interpolation = self._interpolate(k, roundoff)
-            most = len(interpolation) - len(self._pivots[k])
+            most = int(min(len(interpolation), self._max_rank)) - len(self._pivots[k])
             if most > 0:
                 added += self._extend(k, interpolation, points, tolerances, roundoff, most)
             self.rows[k + 1] = self._indices(k, self._pivots[k])

@@ -14,7 +14,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError, ConvergenceWarning
 from tnlib._fit import Fit, roundoff
 from tnlib._stored_arrays import MAX_NDIM
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_rng, as_rtol, as_sizes, refuse_foreign_keywords
+from tnlib._validate import as_count, as_max_rank, as_rng, as_rtol, as_sizes, refuse_foreign_keywords
 from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded
 from tnlib.formats.train.cross.error_estimate import ErrorEstimator, Sample
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
@@ -47,6 +47,7 @@ _NEW_POINTS = 4  # added at a time, and no more than the rank
 # Fractions of the error at a point, tried one after the other; smaller terms of it get no pivot.
 _THRESHOLDS = (3e-3, 3e-4, 3e-5, 3e-6)
 _ROUNDOFF = 8  # eps of the values beside a residual, below which it is roundoff
+_OVERSAMPLED, _EXTRA_ROWS = 2, 2  # rows of the cross for a `max_rank` r, 2 r + 2: rounding them is better than r rows
 _TARGET = 0.7  # of rtol: few samples underestimate rare errors
 _ROUNDING, _LEAST_ROUNDING = 0.4, 0.01  # of rtol
 
@@ -60,6 +61,7 @@ def tt_cross(
     max_calls: int = 1_000_000,
     rng: np.random.Generator | int | None = None,
     pivots: Sequence[Sequence[int]] | Array | None = None,
+    max_rank: int | None = None,
 ) -> Fit[TensorTrain]:
     """Interpolate the tensor x[i] = f(i) by a train so that norm(x - fit.value.full()) <= rtol * norm(x), as estimated.
 
@@ -82,6 +84,9 @@ def tt_cross(
     pivots
         (m, d), indices at which f is known to be large, such as narrow peaks, which random indices do not meet. None
         for no such knowledge.
+    max_rank
+        Maximal rank of every bond. The interpolation has up to 2 max_rank + 2 rows per bond and is rounded. If the
+        error then misses rtol, the fit has not converged.
 
     Returns
     -------
@@ -127,9 +132,9 @@ def tt_cross(
     tolerance = as_rtol("tt_cross", rtol)
     if tolerance is None:
         raise ArgumentTypeError("tt_cross: rtol must be a real number, got None; pass for example rtol=1e-6.")
-    known = _as_pivots(pivots, shape)
+    known, max_rank = _as_pivots(pivots, shape), as_max_rank("tt_cross", max_rank)
     cached = CachedFunction("tt_cross", f, shape, max_calls, reserved=int(_RESERVED * max_calls))
-    search = _Search(cached, shape, tolerance, as_rng("tt_cross", rng), max_calls)
+    search = _Search(cached, shape, tolerance, as_rng("tt_cross", rng), max_calls, max_rank)
     try:
         search.run(known)
         reason = "no pivot lowers it; f may be rounded that much, otherwise try another rng"
@@ -137,6 +142,8 @@ def tt_cross(
         reason = f"max_calls={max_calls} is spent"
     best = replace(search.finish(), n_calls=cached.n_calls)
     if not best.converged:
+        if max_rank is not None and max(best.value.ranks) == max_rank:
+            reason = f"max_rank={max_rank} is reached, raise it"
         text = f"tt_cross: the error is estimated as {best.error:.3g} and misses rtol={tolerance:.3g}: {reason}."
         if search.is_zero:
             text = (
@@ -170,8 +177,15 @@ class _Search:
     """A cross interpolation that adds pivots at sampled errors until the errors are within the tolerance."""
 
     def __init__(
-        self, f: CachedFunction, shape: tuple[int, ...], rtol: float, rng: np.random.Generator, max_calls: int
+        self,
+        f: CachedFunction,
+        shape: tuple[int, ...],
+        rtol: float,
+        rng: np.random.Generator,
+        max_calls: int,
+        max_rank: int | None,
     ) -> None:
+        self._max_rank = max_rank
         self._f, self._shape, self._rtol, self._rng = f, shape, rtol, rng
         self._errors = ErrorEstimator(f, shape, rng)
         self._zero = round_train(TensorTrain([np.zeros((1, n, 1)) for n in shape]), None, None)[0].fused()
@@ -192,7 +206,8 @@ class _Search:
                 self.is_zero = True
                 self._best = Fit(self._zero, 0.0, False, False, 0, (self._zero_note(),))
             return
-        self._cross = cross = CrossInterpolation(self._f, self._shape, start[0])
+        most = math.inf if self._max_rank is None else _OVERSAMPLED * self._max_rank + _EXTRA_ROWS
+        self._cross = cross = CrossInterpolation(self._f, self._shape, start[0], most)
         if len(start) > 1:
             self._grow(cross, self._errors.compare(start, self._zero))
         n_iter, rounding = 0, _ROUNDING * self._rtol
@@ -214,7 +229,7 @@ class _Search:
                 if error <= target:
                     return
             if not self._grow(cross, sample):
-                if rounding <= _LEAST_ROUNDING * self._rtol:
+                if rounding <= _LEAST_ROUNDING * self._rtol or max(train.ranks) == self._max_rank:
                     return
                 rounding /= 4  # the error was that of rounding
             n_iter += 1
@@ -241,8 +256,10 @@ class _Search:
 
     def _decompose_all(self) -> None:
         """Evaluate all entries, and decompose them by TT-SVD."""
-        fit = tt_svd(self._f.evaluate_all(), rtol=self._rtol)
-        self._best = replace(fit, notes=() if self._f.largest > 0 else (self._zero_note(),))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # tt_cross itself warns of a missed tolerance
+            fit = tt_svd(self._f.evaluate_all(), rtol=self._rtol, max_rank=self._max_rank)
+        self._best = replace(fit, notes=fit.notes if self._f.largest > 0 else (self._zero_note(),))
 
     def _zero_note(self) -> str:
         return f"f is zero at all of the {self._f.n_calls} points where it was evaluated"
@@ -282,7 +299,7 @@ class _Search:
 
     def _train(self, cross: CrossInterpolation, rounding: float) -> TensorTrain:
         """Return the train of the cross, rounded, in the precision of f."""
-        rounded, _ = round_train(TensorTrain(cross.cores()), rounding, None)
+        rounded, _ = round_train(TensorTrain(cross.cores()), rounding, self._max_rank)
         return rounded.fused().astype(self._f.dtype)
 
     def _estimate(self, cross: CrossInterpolation, train: TensorTrain, target: float) -> tuple[Sample, float]:

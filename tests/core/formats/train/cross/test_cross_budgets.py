@@ -81,6 +81,34 @@ def test_the_budget_is_kept(max_calls: int) -> None:
     assert sampled_error(f, fit.value) <= 5 * fit.error  # cut short, it rests on few samples
 
 
+@pytest.mark.parametrize("max_rank", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(20,) * 3, (6,) * 6, (4, 9, 2, 7)], ids=str)
+def test_ranks_are_capped_at_nearly_the_smallest_error(shape: tuple[int, ...], max_rank: int) -> None:
+    x = oracles.hilbert(shape)
+    fit, counted = solve(of(x), shape, 1e-10, max_rank=max_rank)
+    best = oracles.quietly(lambda: tnlib.tt_svd(x, max_rank=max_rank))[0].error
+    assert max(fit.value.ranks) <= max_rank
+    assert not fit.converged
+    true = oracles.true_error(x, fit.value)
+    assert true <= 1.2 * best
+    assert 0.9 * true <= fit.error <= 3 * true
+    assert counted.n <= x.size
+
+
+def test_a_cap_is_named_where_it_limits_the_error_alone() -> None:
+    x = oracles.hilbert((10,) * 4)
+    with pytest.warns(tnlib.ConvergenceWarning, match="max_rank=3 is reached, raise it"):
+        tnlib.tt_cross(of(x), x.shape, rtol=1e-8, max_rank=3)
+    with pytest.warns(tnlib.ConvergenceWarning, match="max_rank=2 is reached, raise it"):
+        assert tnlib.tt_cross(of(x[0]), x.shape[1:], rtol=1e-8, max_rank=2).certified
+    for enough in (20, 50):
+        fit, _ = solve(of(x), x.shape, 1e-6, max_rank=enough)
+        assert fit.converged
+        assert oracles.true_error(x, fit.value) <= 1e-5
+    with oracles.refused(ValueError, "tt_cross: max_rank must"):
+        tnlib.tt_cross(of(x), x.shape, rtol=1e-3, max_rank=0)
+
+
 def test_more_calls_buy_smaller_errors() -> None:
     def f(points: np.ndarray) -> np.ndarray:
         return 1 / (1.0 + points.sum(axis=1))
