@@ -32,6 +32,10 @@ from .discovery.edge_ablation import Ablation as Ablation
 from .discovery.edge_effects import EdgeEffects as EdgeEffects
 from .discovery.edge_effects import Recovery as Recovery
 from .discovery.edge_effects import edge_effects as edge_effects
+from .discovery.faithfulness import Faithfulness as Faithfulness
+from .discovery.faithfulness import circuit_faithfulness as circuit_faithfulness
+from .discovery.mib_circuit import save_mib_circuit as save_mib_circuit
+from .discovery.target_loss import LogitDifference as LogitDifference
 from .heads.head_detectors import PatternScores as PatternScores
 from .heads.head_detectors import WeightScores as WeightScores
 from .heads.head_detectors import pattern_scores as pattern_scores
