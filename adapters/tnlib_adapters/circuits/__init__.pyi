@@ -13,6 +13,8 @@ from .composition.head_subspaces import Overlaps as Overlaps
 from .composition.head_subspaces import head_subspace as head_subspace
 from .composition.head_subspaces import principal_angles as principal_angles
 from .composition.head_subspaces import subspace_overlaps as subspace_overlaps
+from .composition.operator_similarities import Similarities as Similarities
+from .composition.operator_similarities import operator_similarities as operator_similarities
 from .diagrams.attention_diagrams import frozen_diagram as frozen_diagram
 from .diagrams.attention_diagrams import layer_diagram as layer_diagram
 from .diagrams.attention_diagrams import ov_diagram as ov_diagram
