@@ -28,6 +28,8 @@ from .diagrams.heat_maps import heat_map as heat_map
 from .diagrams.model_diagram import model_diagram as model_diagram
 from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
 from .diagrams.pattern_explorer import explore_patterns as explore_patterns
+from .discovery.activation_patching import Patching as Patching
+from .discovery.activation_patching import activation_patching as activation_patching
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
 from .discovery.edge_ablation import Ablation as Ablation
@@ -84,6 +86,8 @@ from .tokens.copying_and_bigrams import Copying as Copying
 from .tokens.copying_and_bigrams import bigrams as bigrams
 from .tokens.copying_and_bigrams import copying as copying
 from .tokens.copying_and_bigrams import copying_scores as copying_scores
+from .tokens.logit_lens import LogitLens as LogitLens
+from .tokens.logit_lens import logit_lens as logit_lens
 from .tokens.vocabulary import Vocabulary as Vocabulary
 from .tokens.vocabulary import read_vocabulary as read_vocabulary
 
