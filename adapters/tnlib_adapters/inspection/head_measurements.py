@@ -241,4 +241,4 @@ def _choose_heads(
         candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
     chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
-    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))])
+    return list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))]
