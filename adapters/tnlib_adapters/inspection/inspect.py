@@ -285,11 +285,12 @@ def _first_token(inspection: Inspection) -> Iterator[Finding]:
     known = [head for head in inductive if head in sinks and on_text[head] < CLEAR]  # False for NaN
     if known:
         shares = [f"{100 * end(sinks[head] for head in known):.0f}" for end in (min, max)]
-        names, one = _heads(known, capital=False), len(known) == 1
+        names, is_single = _heads(known, capital=False), len(known) == 1
         text = (
-            f"On the text shown, {names} {'gives' if one else 'give'} {' to '.join(dict.fromkeys(shares))} % of the "
-            f"attention to the first token, although on repeated random tokens {'it is an' if one else 'they are'} "
-            f"induction head{'' if one else 's'}."
+            f"On the text shown, {names} {'gives' if is_single else 'give'} {' to '.join(dict.fromkeys(shares))} % of "
+            "the attention to the first token, although on repeated random tokens "
+            f"{'it is an' if is_single else 'they are'} "
+            f"induction head{'' if is_single else 's'}."
         )
         late = {head: short.induction[head] for head in known if short is not None and short.induction[head] < CLEAR}
         if late:
