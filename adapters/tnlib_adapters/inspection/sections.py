@@ -231,7 +231,8 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
     if inspection.tokens is None or inspection.patterns is None:
         return [f"<p>{_why_no_text(inspection)}</p>"]
     names, n_heads = inspection.tokens.names, inspection.checkpoint.sizes.n_heads
-    large, explored = (max(1, n // n_heads) for n in (MOST_PANELS, _MOST_CELLS // len(names) ** 2))
+    n_layers, explored = len(inspection.patterns), max(1, _MOST_CELLS // (n_heads * len(names) ** 2))
+    large = n_layers if n_layers * n_heads <= MOST_PANELS else 1
     spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
     parts = []
     if inspection.tokens.cut:

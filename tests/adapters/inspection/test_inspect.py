@@ -328,7 +328,7 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
     assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
     patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]
     assert len(pictures(patterns)) == 2
-    assert "Layers from 1 on are shown in the overview only" in check_text(patterns)
+    assert "Layers from 1 on are in the explorer and in the overview above" in check_text(patterns)
 
 
 # ------------------------------------------------------------------------------------------------------ text and files
