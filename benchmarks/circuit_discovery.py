@@ -4,6 +4,7 @@ python -m benchmarks.circuit_discovery induction    causal heads of the built-in
 python -m benchmarks.circuit_discovery edges        searches against exhaustive ablation, in the attention-only model
 python -m benchmarks.circuit_discovery llama        the same in the built-in Llama, for integrated effects
 python -m benchmarks.circuit_discovery searches     all searches in the built-in Llama, on short sequences
+python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import click
 import numpy as np
 from tnlib_adapters import builtin_path, circuits, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
+
+from benchmarks.smollm2 import smollm2
 
 SEEDS = range(4)
 LENGTHS = ((20, 48), (50, 48), (100, 32))
@@ -140,6 +143,18 @@ def search_rows(length: int = 6, least: float = 0.005) -> Iterator[str]:
         yield f"| {name} | {len(found.kept)} | {found.loss:.4f} | {precision:.2f} | {recall:.2f} | {seconds:.1f} |"
 
 
+def similarity_rows() -> Iterator[str]:
+    """Yield the tables of the most similar operators of heads of SmolLM2, QK at distance 1, and seconds."""
+    source = smollm2()
+    if source is None:
+        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    model = open_checkpoint(source)
+    for operator, distance in (("OV", None), ("QK", 1)):
+        start = time.process_time()
+        found = circuits.operator_similarities(model, operator, distance=distance)  # type: ignore[arg-type]
+        yield f"{found!r}\n{time.process_time() - start:.1f} s"
+
+
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:
     """Return sequences (n, 2 length) of a segment twice, the predictable tokens, and runs with another first copy."""
     tokens = np.hstack([segment, segment])
@@ -157,7 +172,13 @@ def _names(heads: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(f"{layer}.{head}" for layer, head in heads)
 
 
-TABLES = {"induction": induction_rows, "edges": edge_rows, "llama": llama_rows, "searches": search_rows}
+TABLES = {
+    "induction": induction_rows,
+    "edges": edge_rows,
+    "llama": llama_rows,
+    "searches": search_rows,
+    "similarities": similarity_rows,
+}
 
 
 @click.command()

@@ -13,6 +13,8 @@ from .composition.head_subspaces import Overlaps as Overlaps
 from .composition.head_subspaces import head_subspace as head_subspace
 from .composition.head_subspaces import principal_angles as principal_angles
 from .composition.head_subspaces import subspace_overlaps as subspace_overlaps
+from .composition.operator_similarities import Similarities as Similarities
+from .composition.operator_similarities import operator_similarities as operator_similarities
 from .diagrams.attention_diagrams import frozen_diagram as frozen_diagram
 from .diagrams.attention_diagrams import layer_diagram as layer_diagram
 from .diagrams.attention_diagrams import ov_diagram as ov_diagram
@@ -26,12 +28,18 @@ from .diagrams.heat_maps import heat_map as heat_map
 from .diagrams.model_diagram import model_diagram as model_diagram
 from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
 from .diagrams.pattern_explorer import explore_patterns as explore_patterns
+from .discovery.activation_patching import Patching as Patching
+from .discovery.activation_patching import activation_patching as activation_patching
 from .discovery.circuit_search import Circuit as Circuit
 from .discovery.circuit_search import find_circuit as find_circuit
 from .discovery.edge_ablation import Ablation as Ablation
 from .discovery.edge_effects import EdgeEffects as EdgeEffects
 from .discovery.edge_effects import Recovery as Recovery
 from .discovery.edge_effects import edge_effects as edge_effects
+from .discovery.faithfulness import Faithfulness as Faithfulness
+from .discovery.faithfulness import circuit_faithfulness as circuit_faithfulness
+from .discovery.mib_circuit import save_mib_circuit as save_mib_circuit
+from .discovery.target_loss import LogitDifference as LogitDifference
 from .heads.head_detectors import PatternScores as PatternScores
 from .heads.head_detectors import WeightScores as WeightScores
 from .heads.head_detectors import pattern_scores as pattern_scores
@@ -78,6 +86,8 @@ from .tokens.copying_and_bigrams import Copying as Copying
 from .tokens.copying_and_bigrams import bigrams as bigrams
 from .tokens.copying_and_bigrams import copying as copying
 from .tokens.copying_and_bigrams import copying_scores as copying_scores
+from .tokens.logit_lens import LogitLens as LogitLens
+from .tokens.logit_lens import logit_lens as logit_lens
 from .tokens.vocabulary import Vocabulary as Vocabulary
 from .tokens.vocabulary import read_vocabulary as read_vocabulary
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tnlib._errors import ArgumentError
 from tnlib._validate import is_one_of
 
-_NAMES = ("induction", "llama")
+_NAMES = ("induction", "llama", "known_circuit")
 
 
 def builtin_path(name: str = "induction") -> Path:
@@ -19,6 +19,8 @@ def builtin_path(name: str = "induction") -> Path:
         Name of the model. ``"induction"``: two attention-only layers, trained to continue a repeated segment of random
         tokens. ``"llama"``: a language model of Python's standard library in transformers' format, with rotary
         embeddings, RMSNorm, four layers of eight heads with two key and value heads, and a tokenizer.
+        ``"known_circuit"``: a GPT-2 of two layers, trained so that six known edges alone matter; its task and its edges
+        are in `tnlib_adapters.data.coded_letters`.
 
     Returns
     -------

@@ -25,7 +25,7 @@ from tnlib_adapters.circuits import (
     Overlaps,
     PatternScores,
     Vocabulary,
-    copying,
+    copying_scores,
     find_induction,
     read_head,
     read_vocabulary,
@@ -42,7 +42,7 @@ from tnlib_adapters.transforms.gauge_fixing import head_order
 _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
 MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
-MOST_COPIED = 8e11  # multiplications for copying scores: all heads of GPT-2 small
+MOST_COPIED = 4e11  # multiplications for copying scores of all heads: a minute
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ class Readings:
         Pattern scores on a repeated segment of up to 50 random tokens, and on one of up to 16: a head may depend on the
         position. None if the model is not run.
     copying
-        Eigenvalue copying scores (layers, heads), NaN where not measured; None without an unembedding.
+        Eigenvalue copying scores (layers, heads) of all layers; None without an unembedding, or if it is large.
     heads
         Some heads in tokens: those with the highest scores, and those of the strongest compositions.
     overlaps
@@ -198,9 +198,12 @@ def read_heads(
             words = read_vocabulary(checkpoint)
         except TnlibError as problem:  # attention weights only: no embedding
             notes.append(f"Tokens are not named: {problem}")
-    copying_scores = None if words is None else _copying_scores(checkpoint, len(layers), words, progress)
-    if copying_scores is not None and np.isnan(copying_scores).any():
-        notes.append("Copying is measured in the first layers only: the vocabulary is large.")
+    copying = None
+    if words is not None and words.ends_in_logits:
+        if len(words) * checkpoint.sizes.d_model**2 <= MOST_COPIED:
+            copying = copying_scores(checkpoint, inputs=words)
+        else:
+            notes.append("Copying is not measured: the vocabulary is large.")
     progress("reading tokens", 2, 3)
     heads: tuple[HeadReading, ...] = ()
     if words is not None:
@@ -208,7 +211,7 @@ def read_heads(
         heads = tuple(read_head(checkpoint, *head, distance=distance, inputs=words) for head in chosen)
     progress("reading tokens", 3, 3)
     overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Kind) if len(layers) > 1}
-    return Readings(scores, short_scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
+    return Readings(scores, short_scores, copying, heads, overlaps, _induction(checkpoint), tuple(notes))
 
 
 def _induction(checkpoint: Checkpoint) -> Induction | None:
@@ -219,21 +222,6 @@ def _induction(checkpoint: Checkpoint) -> Induction | None:
         return find_induction(checkpoint, n=8)
     except TnlibError:
         return None
-
-
-def _copying_scores(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, progress: Progress) -> Array | None:
-    """Return the copying scores (layers, heads) of as many layers as can be measured in seconds."""
-    if not words.ends_in_logits:
-        return None
-    sizes = checkpoint.sizes
-    work = 2 * len(words) * sizes.d_head * sizes.d_model
-    measured = min(n_layers, max(1, int(MOST_COPIED / (work * sizes.n_heads))))
-    scores = np.full((n_layers, sizes.n_heads), np.nan)
-    for at in np.ndindex(measured, sizes.n_heads):
-        progress("measuring copying", at[0], measured)
-        scores[at] = copying(checkpoint, *at, inputs=words, sample=1).score
-    progress("measuring copying", measured, measured)
-    return scores
 
 
 def _choose_heads(
@@ -253,4 +241,4 @@ def _choose_heads(
         candidates += [(layer, head) for layer in range(n_layers) for head in range(checkpoint.sizes.n_heads)]
     chosen = dict.fromkeys(head for head in candidates if head[0] < n_layers)
     work = 8 * vocab * checkpoint.sizes.d_model * checkpoint.sizes.d_head
-    return sorted(list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))])
+    return list(chosen)[: max(1, min(_MOST_READ, int(MOST_WORK / work)))]

@@ -29,30 +29,45 @@ from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection import PAGE
 from tnlib_adapters.inspection.measure import Inspection, measure, own_tokens, read_tokens
-from tnlib_adapters.inspection.sections import block, composition, frozen, gauge, heads, patterns, spectra
+from tnlib_adapters.inspection.sections import (
+    block,
+    composition,
+    frozen,
+    gauge,
+    heads,
+    overlap_rows,
+    patterns,
+    spectra,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SECTIONS = (
-    ("block", "Blocks", block),
-    ("frozen", "Frozen attention patterns", frozen),
+    ("heads", "Head scores and heads in tokens", heads),
+    ("patterns", "Attention patterns on a text", patterns),
     ("composition", "Composition of heads", composition),
     ("spectra", "Spectra of heads", spectra),
-    ("heads", "Head scores and heads in tokens", heads),
     ("gauge", "Gauge freedom", gauge),
-    ("patterns", "Attention patterns on a text", patterns),
+    ("block", "Blocks", block),
+    ("frozen", "Frozen attention patterns", frozen),
 )
 _STYLE = """
 body { max-width: 78rem } .findings li { max-width: 52rem; margin: .3rem 0 } .findings a { white-space: nowrap }
 nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
-.facts td { text-align: left; vertical-align: top } .row { display: flex; flex-wrap: wrap; gap: 1rem }
+.facts td { text-align: left; vertical-align: top; overflow-wrap: anywhere }
+.row { display: flex; flex-wrap: wrap; gap: 1rem }
 figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
 figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
 pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
 .tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
 .tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
+table { display: block; max-width: 100%; overflow-x: auto } p, li, h1 { overflow-wrap: anywhere }
+@media (max-width: 30rem) { body { padding: 0 .6rem } figure { flex-basis: 100% } th, td { padding-right: .5rem } }
+@media (prefers-color-scheme: dark) {
+:root { color-scheme: dark } body { background: #16181b; color: #ddd } a { color: #8ab4f8 }
+svg { filter: invert(.9) hue-rotate(180deg) } pre { background: #24272c } .tokens b { border-color: #555 } }
 """
 
 
@@ -226,8 +241,7 @@ def _named_heads(inspection: Inspection) -> Iterator[Finding]:
         if not heads:
             continue
         is_single = len(heads) == 1
-        values = sorted(score for _, score in heads)
-        share = f"{values[0]:.2f}" if is_single else f"{values[0]:.2f} to {values[-1]:.2f}"
+        share = f"{heads[0][1]:.2f}" if is_single else f"{heads[-1][1]:.2f} to {heads[0][1]:.2f}"
         yield Finding(
             f"{_heads([head for head, _ in heads])} {'attends' if is_single else 'attend'} {target}: {share} of "
             f"{'its' if is_single else 'their'} attention on repeated random tokens, chance {scores.chance[kind]:.2f}.",
@@ -266,22 +280,26 @@ def _first_token(inspection: Inspection) -> Iterator[Finding]:
         if share > _SINK
     }
     scores, short = inspection.readings.scores, inspection.readings.short_scores
-    inductive = dict(_clear_heads(scores, "induction")) if scores is not None else {}
+    inductive = dict(_clear_heads(scores, "induction")) if scores is not None and short is not None else {}
     on_text = pattern_scores(inspection.patterns, inspection.tokens.ids).induction
-    for head in sinks.keys() & inductive.keys():
-        if short is None or not np.isfinite(on_text[head]) or on_text[head] >= CLEAR:
-            continue
+    known = [head for head in inductive if head in sinks and on_text[head] < CLEAR]  # False for NaN
+    if known:
+        shares = [f"{100 * end(sinks[head] for head in known):.0f}" for end in (min, max)]
+        names, is_single = _heads(known, capital=False), len(known) == 1
         text = (
-            f"On the text shown, head {head_name(head)} gives {100 * sinks[head]:.0f} % of its attention to the first "
-            f"token, although its induction score is {inductive[head]:.2f}."
+            f"On the text shown, {names} {'gives' if is_single else 'give'} {' to '.join(dict.fromkeys(shares))} % of "
+            "the attention to the first token, although on repeated random tokens "
+            f"{'it is an' if is_single else 'they are'} "
+            f"induction head{'' if is_single else 's'}."
         )
-        if short.induction[head] < CLEAR:
+        late = {head: short.induction[head] for head in known if short is not None and short.induction[head] < CLEAR}
+        if late:
             text += (
-                " It is an induction head at later positions only: on a repeated segment of at most 16 tokens its "
-                f"score is {short.induction[head]:.2f}."
+                f" {_heads([*late])} {'is' if len(late) == 1 else 'are'} so at later positions only: on a repeated "
+                f"segment of at most 16 tokens the score is at most {max(late.values()):.2f}."
             )
         yield Finding(text, "patterns")
-    if others := sorted(sinks.keys() - inductive.keys()):
+    if others := sorted(sinks.keys() - inductive.keys(), key=lambda head: -sinks[head]):
         verb = "gives" if len(others) == 1 else "give"
         yield Finding(
             f"On the text shown, {_heads(others, capital=False)} {verb} more than half of the attention to the first "
@@ -294,7 +312,7 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
     scores = inspection.readings.copying
     if scores is None:
         return
-    heads = [_at(scores, int(k)) for k in np.flatnonzero(scores >= _COPIES)]
+    heads = [_at(scores, int(k)) for k in np.argsort(-scores, axis=None, kind="stable")[: np.sum(scores >= _COPIES)]]
     if heads:
         verb, effect = ("copies", "it raises") if len(heads) == 1 else ("copy", "they raise")
         yield Finding(
@@ -304,7 +322,15 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _composition(inspection: Inspection) -> Iterator[Finding]:
-    """State the strongest pair of heads over all kinds of composition."""
+    """State the largest overlap of subspaces, and the strongest pair of heads over all kinds of composition."""
+    overlaps = [row for rows in overlap_rows(inspection.readings.overlaps).values() for row in rows[:1]]
+    if overlaps:
+        sigma, earlier, later, side, overlap = max(overlaps)
+        yield Finding(
+            f"Head {later} reads by its {side} where head {earlier} writes: the overlap of the subspaces is "
+            f"{overlap:.2f}, {sigma:.0f} standard deviations above chance.",
+            "heads",
+        )
     pairs = [
         (score.multiple, READS[scores.kind] + name[1:], writer, reader)  # with "at distance 1"
         for name, scores in inspection.compositions.items()
@@ -343,7 +369,8 @@ def _gauge(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _clear_heads(scores: PatternScores, kind: HeadKind) -> list[tuple[Head, float]]:
-    return sorted((head, score) for head, score in scores.largest(kind, scores.previous.size) if score >= CLEAR)
+    """Return the heads with a clear score, the highest first."""
+    return [(head, score) for head, score in scores.largest(kind, scores.previous.size) if score >= CLEAR]
 
 
 def _at(values: Array, k: int) -> Head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +46,7 @@ from tnlib import ArgumentError
 from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 
-DISTANCES = (0, 1, 8)  # query-key distances of scores that depend on it
+DISTANCE = 1  # query-key distance of scores that depend on it
 MOST_WORK = 2e11  # multiplications for one kind of composition: seconds
 MOST_NUMBERS = 3e8  # parameters of the largest model that is run without a given text, and that is read only once
 
@@ -139,18 +138,17 @@ def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, pr
             f"Of {checkpoint.n_layers} layers the first {count} are measured: all would have too many pairs of heads."
         )
     layers, layer_notes = _layers(checkpoint, count, progress)
-    distances, centred = _distances(layers[0]), has_layer_norm(checkpoint)
-    if distances != [None]:
-        layer_notes.append(f"Scores depend on the distance and are shown at {', '.join(map(str, distances))}.")
+    distance, centred = DISTANCE if layers[0].depends_on_distance else None, has_layer_norm(checkpoint)
+    if distance is not None:
+        layer_notes.append(f"Scores depend on the distance of query and key and are shown at distance {distance}.")
     progress("measuring heads", 0, 2)
-    head_spectra = spectra(layers, distances)
+    head_spectra = spectra(layers, [distance])
     progress("measuring heads", 1, 2)
     stored = (checkpoint.attention(k) for k in range(count))
     gauges = tuple(gauge_report(layer if layer.latent_norm is None else layer.numerator()) for layer in stored)
     progress("measuring heads", 2, 2)
-    scores = _compositions(layers, distances, centred, progress)
-    near = distances[-1] if len(distances) == 1 else distances[1]
-    readings = read_heads(checkpoint, layers, weights, scores, distance=near, centred=centred, progress=progress)
+    scores = _compositions(layers, distance, centred, progress)
+    readings = read_heads(checkpoint, layers, weights, scores, distance=distance, centred=centred, progress=progress)
     all_notes = (*notes, *layer_notes, *readings.notes)
     return Inspection(page, checkpoint, all_notes, count, scores, head_spectra, gauges, readings, tokens, patterns)
 
@@ -183,23 +181,17 @@ def _layers(checkpoint: Checkpoint, count: int, progress: Progress) -> tuple[lis
     return layers, notes
 
 
-def _distances(layer: Attention) -> list[int | None]:
-    if not layer.depends_on_distance:
-        return [None]
-    return [distance for distance in DISTANCES if layer.context is None or distance < layer.context]
-
-
 def _compositions(
-    layers: Sequence[Attention], distances: Sequence[int | None], centred: bool, progress: Progress
+    layers: Sequence[Attention], distance: int | None, centred: bool, progress: Progress
 ) -> dict[str, Compositions]:
     if len(layers) < 2:
         return {}
-    kinds: list[tuple[Kind, int | None]] = [*itertools.product(("Q", "K"), distances), ("V", None)]  # type: ignore[list-item]
+    kinds: list[tuple[Kind, int | None]] = [("Q", distance), ("K", distance), ("V", None)]
     compositions_by_name = {}
-    for done, (kind, distance) in enumerate(kinds):
+    for done, (kind, at) in enumerate(kinds):
         progress("comparing heads", done, len(kinds))
-        name = kind if distance is None else f"{kind} at distance {distance}"
-        compositions_by_name[name] = compositions(layers, kind, distance=distance, centred=centred)
+        name = kind if at is None else f"{kind} at distance {at}"
+        compositions_by_name[name] = compositions(layers, kind, distance=at, centred=centred)
     progress("comparing heads", len(kinds), len(kinds))
     return compositions_by_name
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 40  # largest number of legible token names on an axis
 _MOST_VALUES = 250  # largest number of heads with printed values
+_MOST_LINES = 100  # heads whose spectra are lines in a file, not pixels
 _NOISE = 1e-8  # smallest plotted value relative to the largest singular value
 Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
@@ -80,9 +81,8 @@ def schmidt_values(spectra: Spectra) -> Figure:
             for spectrum in values:
                 relative = spectrum / (spectrum[0] or 1.0)
                 above_noise = relative > _NOISE
-                ax.plot(
-                    np.arange(1, len(spectrum) + 1)[above_noise], relative[above_noise], color=colour, alpha=0.5, lw=1
-                )
+                x, y = np.arange(1, len(spectrum) + 1)[above_noise], relative[above_noise]
+                ax.plot(x, y, color=colour, alpha=0.5, lw=1, rasterized=spectra.ov[..., 0].size > _MOST_LINES)
         ax.set(
             title=f"layer {layer}, {len(spectra.ov[layer])} heads",
             yscale="log",

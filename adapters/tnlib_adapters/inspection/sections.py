@@ -40,7 +40,8 @@ Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
 _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
-MOST_PANELS = 200  # largest number of heads with a panel of their own
+MOST_PANELS = 64  # largest number of heads with a panel of their own
+_MOST_CELLS = 1_000_000  # attention weights to explore, a byte each
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
@@ -185,7 +186,12 @@ def heads(inspection: Inspection, draw: Draw) -> list[str]:
             "the mean squared cosine of their principal angles. Sigma is its distance from the overlap of random "
             "subspaces (chance) in standard deviations.</p>",
             table(
-                ["writing head", "reading head", "by", "overlap", "chance", "sigma"], _overlap_rows(readings.overlaps)
+                ["writing head", "reading head", "by", "overlap", "sigma"],
+                [
+                    [writer, reader, side, f"{overlap:.3f}", f"{sigma:+.1f}"]
+                    for rows in overlap_rows(readings.overlaps).values()
+                    for sigma, writer, reader, side, overlap in rows
+                ],
             ),
         ]
     if readings.heads:
@@ -224,14 +230,16 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
     """Return the attention patterns of all heads on the text, if there is one."""
     if inspection.tokens is None or inspection.patterns is None:
         return [f"<p>{_why_no_text(inspection)}</p>"]
-    names, large = inspection.tokens.names, max(1, MOST_PANELS // inspection.checkpoint.sizes.n_heads)
+    names, n_heads = inspection.tokens.names, inspection.checkpoint.sizes.n_heads
+    n_layers, explored = len(inspection.patterns), max(1, _MOST_CELLS // (n_heads * len(names) ** 2))
+    large = n_layers if n_layers * n_heads <= MOST_PANELS else 1
     spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
     parts = []
     if inspection.tokens.cut:
         parts.append(f"<p>Only the first {len(names)} tokens of the text are shown.</p>")
     parts += [
         "<h3>Explore</h3>",
-        explore_patterns(inspection.patterns[:large], names).html,
+        explore_patterns(inspection.patterns[:explored], names).html,
         f'<h3>Tokens</h3><p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>',
         "<h3>All heads</h3>",
         "<p>Rows are query positions, columns are key positions; white is 0, the darkest blue 1.</p>",
@@ -243,7 +251,7 @@ def patterns(inspection: Inspection, draw: Draw) -> list[str]:
         title = _layer_title(layer, len(of_layer))
         parts.append(f"<details{' open' * (layer == 0)}><summary>{title}</summary>{picture}</details>")
     if large < len(inspection.patterns):
-        parts.append(f"<p>Layers from {large} on are shown in the overview only.</p>")
+        parts.append(f"<p>Layers from {large} on are in the explorer and in the overview above.</p>")
     return parts
 
 
@@ -264,17 +272,25 @@ def _layer_title(layer: int, n_heads: int) -> str:
     )
 
 
-def _overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> list[list[str]]:
-    """Return the pairs of a head and a head of a later layer with overlaps furthest above chance."""
-    rows = []
+def overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> dict[Kind, list[tuple[float, str, str, str, float]]]:
+    """Return (sigma, writing head, reading head, side, overlap) of pairs in ascending layers, furthest above chance."""
+    rows: dict[Kind, list[tuple[float, str, str, str, float]]] = {}
     for side, overlaps in overlaps_by_side.items():
         layers = np.arange(len(overlaps.overlaps))
         later = (layers[:, None] < layers)[:, None, :, None]
         order = np.argsort(np.where(later, -overlaps.sigmas, np.inf), axis=None, kind="stable")[:STRONGEST]
-        for at in (np.unravel_index(k, overlaps.overlaps.shape) for k in order):
-            if at[0] < at[2]:
-                numbers = f"{overlaps.overlaps[at]:.3f}", f"{overlaps.chance[at]:.3f}", f"{overlaps.sigmas[at]:+.1f}"
-                rows.append([head_name(at[:2]), head_name(at[2:]), READS[side], *numbers])
+        pairs = [np.unravel_index(k, overlaps.overlaps.shape) for k in order]
+        rows[side] = [
+            (
+                float(overlaps.sigmas[at]),
+                head_name(at[:2]),
+                head_name(at[2:]),
+                READS[side],
+                float(overlaps.overlaps[at]),
+            )
+            for at in pairs
+            if at[0] < at[2]
+        ]
     return rows
 
 

@@ -161,12 +161,7 @@ class Overlaps(Table):
     @property
     def _pairs(self) -> Array:
         """Flat indices of all pairs of different heads, the largest overlap first; for equal sides every pair once."""
-        heads = math.prod(self.overlaps.shape[:2])
-        candidates = ~np.eye(heads, dtype=bool)
-        if self.sides[0] == self.sides[1]:
-            candidates = np.triu(candidates)
-        flat = np.where(candidates, self.overlaps.reshape(heads, heads), -np.inf)
-        return descending(flat, int(candidates.sum()))
+        return largest_pairs(self.overlaps, every=self.sides[0] != self.sides[1])
 
     @property
     def _title(self) -> str:
@@ -183,6 +178,19 @@ class Overlaps(Table):
 
     def _notes(self) -> list[str]:
         return [f"note: {note}" for note in self.notes]
+
+
+def largest_pairs(values: Array, *, every: bool) -> Array:
+    """Return flat indices of pairs of different heads by values (layers, heads, layers, heads), largest first.
+
+    Without `every`, of the two orders of a pair only the first.
+    """
+    heads = math.prod(values.shape[:2])
+    candidates = ~np.eye(heads, dtype=bool)
+    if not every:
+        candidates = np.triu(candidates)
+    flat = np.where(candidates, values.reshape(heads, heads), -np.inf)
+    return descending(flat, int(candidates.sum()))
 
 
 def head_subspace(layer: Attention, head: int, side: Side) -> Array:

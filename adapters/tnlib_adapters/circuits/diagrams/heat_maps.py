@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 400  # largest number of pairs with printed values
 _MOST_NAMES = 40  # largest number of heads named on an axis
+_MOST_LAYERS = 10  # largest number of layers named on an axis
 _MOST_WRITERS = 14  # largest number of writers named on an axis
 _MOST_LEVEL = 12  # largest number of names written horizontally
 
@@ -61,7 +62,8 @@ def heat_map(compositions: Compositions | PairAttribution) -> Figure:
     figure = Figure(figsize=(side + 1.6, side + 0.6), layout="constrained")
     ax = figure.subplots()
     top = max(2.0, float(np.nanmax(multiples, initial=0.0)))
-    image = ax.imshow(multiples, cmap="RdBu_r", norm=TwoSlopeNorm(1.0, 0.0, top))
+    interpolation = None if n_layers * n_heads <= _MOST_NAMES else "none"  # one pixel per pair, in a small file
+    image = ax.imshow(multiples, cmap="RdBu_r", norm=TwoSlopeNorm(1.0, 0.0, top), interpolation=interpolation)
     _name_heads(ax.xaxis, range(1, n_layers), n_heads)
     _name_heads(ax.yaxis, range(n_layers - 1), n_heads)
     for layer in range(1, n_layers - 1):
@@ -115,7 +117,11 @@ def _name_heads(axis: Any, layers: range, n_heads: int) -> None:
         names = [f"{layer}.{head}" for layer in layers for head in range(n_heads)]
         axis.set_ticks(range(count), names, rotation=turn)
     else:
-        axis.set_ticks([(k + 0.5) * n_heads - 0.5 for k in range(len(layers))], [f"layer {layer}" for layer in layers])
+        step = -(-len(layers) // _MOST_LAYERS)
+        ticks = [(k + 0.5) * n_heads - 0.5 for k in range(0, len(layers), step)]
+        axis.set_ticks(
+            ticks, [f"layer {layer}" for layer in layers[::step]], rotation=30 if axis.axis_name == "x" else 0
+        )
 
 
 def _write_values(ax: Axes, values: Any, top: float) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -14,172 +13,14 @@ from tnlib._typing import Array
 from tnlib._validate import as_real, check_choice
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, Metric, as_ablation
+from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, as_ablation
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.target_loss import Metric, metric_name
+from tnlib_adapters.circuits.discovery.term_searches import By, Gated, Pruned, prune
 from tnlib_adapters.result_table import Columns, Table, descending
-
-By = Literal["greedy", "gradient", "acdc", "attribution", "integrated"]
-
-N_STEPS = 5  # midpoints of the integral of gradients: more change the ranking of edges little
-_HALVINGS = 12  # thresholds that ACDC tries, before a threshold of zero
-
-
-class Gated(Protocol):
-    """A loss as a function of gates (terms,), 1 for a present term and 0 for a removed one."""
-
-    names: tuple[str, ...]
-
-    def loss(self, gates: Array) -> float:
-        """Return the loss."""
-
-    def losses_without(self, gates: Array, terms: Array) -> Array:
-        """Return the loss with each of `terms` removed, one at a time, (len(terms),)."""
-
-    def first_order(self, gates: Array) -> Array:
-        """Return the first-order increase of the loss from removing each term, (terms,)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pruned:
-    """Gates (terms,), 1 for remaining terms; the removed terms; the loss after each removal, NaN if unknown."""
-
-    gates: Array
-    removed: list[int]
-    losses: list[float]
-
-
-def prune(model: Gated, limit: float, by: By) -> Pruned:
-    """Remove terms while the loss stays at most `limit`."""
-    return _SEARCHES[by](model, limit)
-
-
-def _greedy(model: Gated, limit: float) -> Pruned:
-    """Repeatedly remove the term whose removal costs least; at the end no single term can be removed.
-
-    The cost of a term is the last one measured. The cheapest term is measured again until it remains the cheapest, and
-    all terms are measured again before the search ends (lazy greedy).
-    """
-    gates, removed, losses = np.ones(len(model.names)), [], []
-    loss, costs = model.loss(gates), np.full(len(gates), -np.inf)
-    fresh = np.zeros(len(gates), bool)
-    while gates.any():
-        stale = np.flatnonzero(gates.astype(bool) & ~fresh)
-        term = int(np.where(gates.astype(bool), costs, np.inf).argmin())
-        if fresh[term] and loss + costs[term] <= limit:
-            gates[term], loss = 0, loss + costs[term]
-            removed.append(term)
-            losses.append(loss)
-            fresh[:] = False
-            continue
-        if not len(stale):
-            break
-        look = np.array([term]) if not fresh[term] and np.isfinite(costs[term]) else stale
-        costs[look] = model.losses_without(gates, look) - loss
-        fresh[look] = True
-    return Pruned(gates, removed, losses)
-
-
-def _by_gradient(model: Gated, limit: float) -> Pruned:
-    """Try to remove terms in order of first-order effect; a term whose removal would exceed `limit` stays for good.
-
-    The exact loss is needed because a saturated softmax has a nearly zero derivative with respect to its scores.
-    """
-    gates, removed, losses = np.ones(len(model.names)), [], []
-    open_ = np.ones(len(gates), bool)
-    effects = np.abs(model.first_order(gates))
-    while open_.any():
-        term = int(np.where(open_, effects, np.inf).argmin())
-        open_[term] = False
-        gates[term] = 0
-        loss = model.loss(gates)
-        if loss > limit:
-            gates[term] = 1
-            continue
-        removed.append(term)
-        losses.append(loss)
-        effects = np.abs(model.first_order(gates))
-    return Pruned(gates, removed, losses)
-
-
-def _acdc(model: Gated, limit: float) -> Pruned:
-    """Sweep over the terms from the last one, and remove those that cost at most a threshold.
-
-    The threshold is the whole increase that is allowed, halved until the loss after the sweep is at most `limit`.
-    """
-    allowed = limit - model.loss(np.ones(len(model.names)))
-    for threshold in [allowed * 0.5**k for k in range(_HALVINGS)]:
-        pruned = _sweep(model, limit, threshold)
-        if pruned is not None:
-            return pruned
-    pruned = _sweep(model, np.inf, 0.0)
-    return pruned if pruned is not None else Pruned(np.ones(len(model.names)), [], [])
-
-
-def _sweep(model: Gated, limit: float, threshold: float) -> Pruned | None:
-    """Return what one sweep removes, None once the loss exceeds `limit`."""
-    gates, removed, losses = np.ones(len(model.names)), [], []
-    loss = model.loss(gates)
-    for term in reversed(range(len(gates))):
-        without = float(model.losses_without(gates, np.array([term]))[0])
-        if without - loss > threshold:
-            continue
-        gates[term], loss = 0, without
-        if loss > limit:
-            return None
-        removed.append(term)
-        losses.append(loss)
-    return Pruned(gates, removed, losses)
-
-
-def integrated_effects(model: Gated) -> Array:
-    """Return first-order effects averaged over models with all gates at 0.1, 0.3, ..., 0.9, (terms,).
-
-    The sum over terms is the midpoint rule for the difference of the loss between no terms and all of them.
-    """
-    at = (np.arange(N_STEPS) + 0.5) / N_STEPS
-    return np.asarray(np.mean([model.first_order(np.full(len(model.names), gate)) for gate in at], axis=0))
-
-
-def _by_attribution(model: Gated, limit: float) -> Pruned:
-    return _of_largest(model, model.first_order(np.ones(len(model.names))), limit)
-
-
-def _by_integration(model: Gated, limit: float) -> Pruned:
-    return _of_largest(model, integrated_effects(model), limit)
-
-
-def _of_largest(model: Gated, effects: Array, limit: float) -> Pruned:
-    """Keep the terms with the largest effects (terms,), as few as bisection finds to meet `limit`."""
-    order = np.argsort(np.abs(effects), kind="stable")  # smallest first
-    rejected, kept = -1, len(order)
-    losses = np.full(len(order) + 1, np.nan)  # by number of kept terms
-    while kept - rejected > 1:
-        middle = (kept + rejected) // 2
-        losses[middle] = model.loss(_of_last(order, middle))
-        rejected, kept = (rejected, middle) if losses[middle] <= limit else (middle, kept)
-    removed = order[: len(order) - kept]
-    after_each = losses[len(order) - 1 - np.arange(len(removed))]
-    return Pruned(_of_last(order, kept), removed.tolist(), after_each.tolist())
-
-
-def _of_last(order: Array, n: int) -> Array:
-    gates = np.zeros(len(order))
-    gates[order[len(order) - n :]] = 1
-    return gates
-
-
-_SEARCHES: Mapping[By, Callable[[Gated, float], Pruned]] = {
-    "greedy": _greedy,
-    "gradient": _by_gradient,
-    "acdc": _acdc,
-    "attribution": _by_attribution,
-    "integrated": _by_integration,
-}
-
 
 Of = Literal["edges", "terms", "paths"]
 _TERMS: dict[str, Any] = {"terms": ten_terms_by_heads, "paths": path_terms}
-_METRICS: dict[Metric, str] = {"loss": "loss", "kl": "KL divergence"}
 _SHOWN = 30  # terms listed by repr
 _DRAWN = 64  # terms of the picture in a notebook
 
@@ -195,7 +36,8 @@ class Circuit(Table):
     kept
         Names of the remaining terms, in model order.
     effects
-        (kept,): increase of the loss if that term is removed as well.
+        (kept,): increase of the loss if that term is removed as well; for "attribution" and "integrated" the estimates
+        by which terms were ranked.
     removed
         Names of the removed terms, in order of removal.
     losses
@@ -203,7 +45,10 @@ class Circuit(Table):
     full_loss, loss
         Loss of the full model and of the circuit.
     metric
-        "loss" for cross-entropy, "kl" for the KL divergence from the predictions of the full model.
+        "loss" for cross-entropy, "kl" for the KL divergence from the predictions of the full model, or the function.
+    curve
+        (points, 2): numbers of terms, ascending, and the loss of the circuits of that size that the search measured,
+        larger and smaller than this one.
     """
 
     of: Of
@@ -214,6 +59,7 @@ class Circuit(Table):
     full_loss: float
     loss: float
     metric: Metric = "loss"
+    curve: Array = field(default_factory=lambda: np.empty((0, 2)))
 
     _HIDDEN = ("is_kept", "loss")
 
@@ -221,7 +67,7 @@ class Circuit(Table):
     def _title(self) -> str:
         total = len(self.kept) + len(self.removed)
         remainder = " and the softmax remainder" if self.of == "terms" else ""  # no term contains it
-        value = f"{_METRICS[self.metric]} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
+        value = f"{metric_name(self.metric)} {self.loss:.3f}; with all of them {self.full_loss:.3f}"
         return f"{len(self.kept)} of {total} {self.of}{remainder}, {value}"
 
     def _columns(self, rows: Any) -> Columns:
@@ -336,17 +182,24 @@ def find_circuit(
     pruned = prune(gated, full_loss + loss_increase, by)
     if isinstance(gated, GatedModel):
         pruned = _connected(gated, pruned, full_loss + loss_increase)
-    remaining = np.flatnonzero(pruned.gates)
-    loss = gated.loss(pruned.gates)
+    return _circuit(gated, pruned, of, full_loss, how.metric)
+
+
+def _circuit(gated: Gated, pruned: Pruned, of: Of, full_loss: float, metric: Metric) -> Circuit:
+    """Return a circuit, with the effects of its terms measured unless they were estimated."""
+    n, kept, loss = len(gated.names), np.flatnonzero(pruned.gates), gated.loss(pruned.gates)
+    effects = gated.losses_without(pruned.gates, kept) - loss if pruned.effects is None else pruned.effects[kept]
+    measured = pruned.losses | {n: full_loss, len(kept): loss}
     return Circuit(
         of=of,
-        kept=tuple(gated.names[k] for k in remaining),
-        effects=gated.losses_without(pruned.gates, remaining) - loss,
+        kept=tuple(gated.names[k] for k in kept),
+        effects=effects,
         removed=tuple(gated.names[k] for k in pruned.removed),
-        losses=np.array(pruned.losses),
+        losses=np.array([measured.get(n - k - 1, np.nan) for k in range(len(pruned.removed))]),
         full_loss=full_loss,
         loss=loss,
-        metric=how.metric,
+        metric=metric,
+        curve=np.array(sorted(measured.items()), float),
     )
 
 
@@ -360,7 +213,7 @@ def _connected(model: GatedModel, pruned: Pruned, limit: float) -> Pruned:
         if not from_sources or model.loss(gates) <= limit:
             break
     dropped = np.flatnonzero(pruned.gates.astype(bool) & ~gates.astype(bool)).tolist()
-    return Pruned(gates, [*pruned.removed, *dropped], [*pruned.losses, *[np.nan] * len(dropped)])
+    return replace(pruned, gates=gates, removed=[*pruned.removed, *dropped])
 
 
 def _gated(model: Checkpoint, tokens: Array, mask: Array, of: Of, ablation: Ablation) -> Gated:

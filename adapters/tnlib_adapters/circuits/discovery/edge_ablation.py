@@ -24,12 +24,11 @@ from tnlib._typing import Array
 from tnlib._validate import check_choice
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits.discovery.gated_layers import GatedLayer, LayerValues, Reader, gated_layers
-from tnlib_adapters.circuits.discovery.target_loss import Targets, differentiated, targets_of
+from tnlib_adapters.circuits.discovery.target_loss import Metric, Targets, differentiated, targets_of
 from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.weights import Weights, as_weights
 
 AblationKind = Literal["zero", "mean", "resample"]
-Metric = Literal["loss", "kl"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,8 @@ class Ablation:
         tokens. "resample": the output of the writer on other tokens.
     metric
         "loss": the mean cross-entropy of the target tokens. "kl": the mean KL divergence of the predictions from those
-        of the whole model.
+        of the whole model. A function of the logits (targets, vocab) and the target tokens (targets,) that returns a
+        number, lower for better, such as `LogitDifference`; for gradients it gets tensors of torch.
     corrupted
         For "resample", the other tokens, of the shape of the given ones. None: every sequence receives the outputs of
         the next sequence of the batch.
@@ -68,8 +68,9 @@ class Ablation:
     corrupted: Any = None
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("kind", self.kind, AblationKind), ("metric", self.metric, Metric)):
-            check_choice("Ablation", name, value, get_args(choices))
+        check_choice("Ablation", "kind", self.kind, get_args(AblationKind))
+        if not callable(self.metric):
+            check_choice("Ablation", "metric", self.metric, ("loss", "kl"))
         if self.corrupted is not None and self.kind != "resample":
             raise ArgumentError(
                 f"Ablation: corrupted must be None for kind={self.kind!r}, got other tokens; pass kind='resample'."
@@ -134,6 +135,8 @@ class GatedModel:
         weights = as_weights(function, model)
         self.ablation = Ablation() if ablation is None else ablation
         self.targets: Targets = targets_of(weights, tokens, mask, function)
+        if callable(self.ablation.metric):
+            self.targets = self.targets.measured_by(function, self.ablation.metric)
         embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
         embedded = embedding.parts_of_stream(self.targets.tokens)
         self._embedded = np.stack(list(embedded.values()))  # writer b n d
@@ -167,12 +170,29 @@ class GatedModel:
     def first_order(self, gates: Array) -> Array:
         """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative."""
         values = self._pass(self._matrix(gates), run=GatedLayer.differentiate)
-        slopes, grads = np.zeros_like(values.gates), np.zeros_like(values.delta)
-        self._read_adjoint(values, self._logits, self.targets.slope(values.final)[None], slopes, grads)
+        return self._slopes(values, values.delta)
+
+    def first_order_between(self, fraction: float) -> Array:
+        """Return first-order effects (edges,) with the gradients of a run between the replaced and the given values.
+
+        The model runs on embeddings that are this fraction of the way from the replaced ones to those of the tokens.
+        For "zero" all gates are at this fraction instead: norms do not see the scale of an embedding.
+        """
+        if self._replaced is None:
+            return self.first_order(np.full(len(self.edges), fraction))
+        replaced = self._replaced[: len(self._embedded)]
+        embedded = (replaced + fraction * (self._embedded - replaced)).astype(self._embedded.dtype)
+        delta = self._forward(np.ones(len(self.edges))).delta
+        return self._slopes(self._pass(self._open, embedded, GatedLayer.differentiate), delta)
+
+    def _slopes(self, values: _Pass, delta: Array) -> Array:
+        """Return minus the derivatives of the loss by all gates (edges,), for writers less their replacements."""
+        slopes, grads = np.zeros_like(values.gates), np.zeros_like(delta)
+        self._read_adjoint(values, delta, self._logits, self.targets.slope(values.final)[None], slopes, grads)
         for layer, layer_values in zip(reversed(self.layers), reversed(values.layers), strict=True):
             if layer_values.pull_back is not None:
                 grad = layer_values.pull_back(grads[layer.writers])
-                self._read_adjoint(values, layer.reader, grad, slopes, grads)
+                self._read_adjoint(values, delta, layer.reader, grad, slopes, grads)
         return -slopes[tuple(self.edges.T)]
 
     def connected(self, gates: Array, *, from_sources: bool) -> Array:
@@ -292,12 +312,14 @@ class GatedModel:
 
     # ------------------------------------------------------------------------------------------------------- backward
 
-    def _read_adjoint(self, values: _Pass, reader: Reader, grad: Array, slopes: Array, grads: Array) -> None:
+    def _read_adjoint(
+        self, values: _Pass, delta: Array, reader: Reader, grad: Array, slopes: Array, grads: Array
+    ) -> None:
         """Add to `slopes` and `grads` the gradients of gates and writers, from those of what readers receive."""
         streams = self._streams(values.gates, reader, values.delta) if reader.segment else []
         for k in range(reader.segment, -1, -1):
             if k < reader.segment:
                 grad = differentiated(self._segments[k].normed, streams[k])[1](grad)
             some = self._segments[k].before(reader.n_before)
-            slopes[reader.rows, some] += np.tensordot(grad, values.delta[some], ((1, 2, 3), (1, 2, 3)))
+            slopes[reader.rows, some] += np.tensordot(grad, delta[some], ((1, 2, 3), (1, 2, 3)))
             grads[some] += np.tensordot(values.gates[reader.rows, some], grad, ((0,), (0,)))  # w [reader] b n d

@@ -14,8 +14,8 @@ from tnlib._typing import Array
 from tnlib._validate import as_count, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.discovery.circuit_search import integrated_effects
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, as_ablation
+from tnlib_adapters.circuits.discovery.term_searches import integrated_effects
 from tnlib_adapters.result_table import Columns, Table, descending
 
 _SHOWN = 10  # edges listed by repr

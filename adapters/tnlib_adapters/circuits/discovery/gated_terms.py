@@ -63,6 +63,10 @@ class AdditiveTerms:
         slope = self.targets.slope_of_rows(self._rows(gates))
         return -np.asarray(np.tensordot(self._terms, slope, 2))  # term [t d]
 
+    def first_order_between(self, fraction: float) -> Array:
+        """Return the same with all gates at this fraction."""
+        return self.first_order(np.full(len(self.names), fraction))
+
     def _rows(self, gates: Array) -> Array:
         return np.asarray(self._fixed + np.tensordot(gates, self._terms, 1))  # [term] t d
 

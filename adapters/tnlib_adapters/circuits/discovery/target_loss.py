@@ -1,4 +1,4 @@
-"""Loss on target tokens, cross-entropy or KL divergence, and gradients by the automatic differentiation of torch.
+"""Loss on target tokens, cross-entropy, KL divergence or any function, and its gradients by torch.
 
 The forward passes of `reference` and of `AttentionWeights` accept tensors of torch as the stream: what torch
 differentiates is the numpy forward pass itself.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,46 @@ from tnlib_adapters.attention.softmax import like, log_softmax
 from tnlib_adapters.reference.layers import Norm, Unembedding, normed
 from tnlib_adapters.reference.model import check_mask
 from tnlib_adapters.reference.weights import Weights
+
+Metric = Literal["loss", "kl"] | Callable[[Array, Array], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LogitDifference:
+    """Mean logit of other tokens less that of the target tokens, a metric of `Ablation`: lower is better, as of a loss.
+
+    Parameters
+    ----------
+    others
+        (targets,), integers: the wrong answer beside every target token, in the order of the mask.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(LogitDifference([1, 1])(np.array([[3.0, 1.0], [2.0, 4.0]]), np.array([0, 0])))
+    0.0
+    """
+
+    others: Any
+
+    def __call__(self, logits: Array, targets: Array) -> Any:
+        """Return the metric for logits (targets, vocab), of numpy or torch, and target tokens (targets,)."""
+        others = np.asarray(self.others)
+        if others.shape != targets.shape or others.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"LogitDifference: others must be one token for each of {len(targets)} targets, got "
+                f"{others.dtype} of shape {others.shape}; pass them in the order of the mask."
+            )
+        rows = np.arange(len(targets))
+        return (logits[rows, others] - logits[rows, targets]).mean()
+
+
+def metric_name(metric: Metric) -> str:
+    """Return the name of a metric for a table."""
+    if isinstance(metric, str):
+        return {"loss": "loss", "kl": "KL divergence"}[metric]
+    name: str = getattr(metric, "__name__", type(metric).__name__)
+    return name
 
 
 def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
@@ -54,7 +94,8 @@ class Targets:
     """Tokens (b, n), a mask of target tokens, and the map from the final stream to logits.
 
     Without `reference` the loss is the mean cross-entropy of the targets, in nats. With `reference` (t, vocab),
-    log-probabilities, it is the mean KL divergence of the predictions from them.
+    log-probabilities, it is the mean KL divergence of the predictions from them; with `metric` that function of the
+    logits (t, vocab) and of the targets (t,).
     """
 
     tokens: Array
@@ -62,6 +103,7 @@ class Targets:
     unembed: Unembedding
     final_norm: Norm | None = None
     reference: Array | None = None
+    metric: Callable[[Array, Array], Any] | None = None
 
     @property
     def at(self) -> Array:
@@ -77,6 +119,9 @@ class Targets:
         return float(self._loss(rows))
 
     def _loss(self, rows: Array) -> Array:
+        if self.metric is not None:
+            of_logits: Array = self.metric(self.unembed(normed(self.final_norm, rows)), self.tokens[self.counted])
+            return of_logits
         log_p = self.log_probabilities(rows)
         if self.reference is None:
             actual = self.tokens[self.counted]  # t, in the order of `at`
@@ -97,6 +142,17 @@ class Targets:
     def compared_with(self, stream: Array) -> Targets:
         """Return the same targets with the KL divergence from the predictions of a final stream (b, n, d)."""
         return replace(self, reference=self.log_probabilities(stream[self.at]))
+
+    def measured_by(self, function: str, metric: Callable[[Array, Array], Any]) -> Targets:
+        """Return the same targets with another loss, tried on logits that are zero."""
+        actual = self.tokens[self.counted]
+        value = metric(np.zeros((len(actual), self.unembed.affine.weight.shape[1])), actual)
+        if np.ndim(value) or not np.isfinite(value):
+            raise ArgumentError(
+                f"{function}: metric must return a finite number for logits (targets, vocab) and targets (targets,), "
+                f"got {value!r:.80} for zeros; pass for example LogitDifference(others)."
+            )
+        return replace(self, metric=metric)
 
     def slope(self, stream: Array) -> Array:
         """Return the gradient of the loss with respect to the final stream, (b, n, d)."""

@@ -28,7 +28,8 @@ svg { max-width: 100%; height: auto } p { max-width: 46rem }
 
 def page(title: str, body: Sequence[str], style: str = "") -> str:
     """Return an HTML page; `title` is escaped here, `body` must be escaped by the caller."""
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}{style}</style>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
 
 

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, isometry, norm, normal, refused
 from tnlib_adapters import Attention, Checkpoint, fold, open_checkpoint
-from tnlib_adapters.circuits import bigrams, head_subspace, principal_angles, read_vocabulary, subspace_overlaps
+from tnlib_adapters.circuits import (
+    bigrams,
+    head_subspace,
+    operator_similarities,
+    principal_angles,
+    read_vocabulary,
+    subspace_overlaps,
+)
 from transformers_models import random_model
 
 
@@ -29,6 +36,43 @@ def test_overlap_is_the_mean_squared_cosine(d: int, p: int, q: int, seed: int) -
     assert_close(np.cos(found.angles), cosines)
     assert abs(found.overlap - np.square(cosines).mean()) < 1e-12
     assert (np.diff(found.angles) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("operator", ["QK", "OV"])
+def test_similarities_are_cosines_of_the_whole_operators(operator: Any, centred: bool) -> None:
+    some = layers(3)
+    found = operator_similarities(some, operator, centred=centred)
+    c = np.eye(12) - centred / 12
+    whole = [(layer.qk(h) if operator == "QK" else layer.ov(h)).full()[:-1, :-1] for layer in some for h in range(4)]
+    flat = np.stack([(c @ a @ c).ravel() for a in whole])
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    assert_close(found.cosines.reshape(12, 12), flat @ flat.T)
+    assert found.deviation == 1 / (12 - centred)
+    pairs = found.largest(66)
+    assert len({frozenset((a, b)) for a, b, _ in pairs}) == 66
+    in_group = [a[0] == b[0] and a[1] // 2 == b[1] // 2 for a, b, _ in pairs]
+    assert sum(in_group) == 6 == sum(in_group[-6:])  # pairs with common keys and values come last
+    sizes = [abs(cosine) for _, _, cosine in pairs[:-6]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_random_rotations_give_the_deviation_of_similarities() -> None:
+    rng, a, b = np.random.default_rng(0), normal((6, 6), seed=1), normal((6, 6), seed=2)
+    turns = np.linalg.qr(rng.standard_normal((20000, 2, 6, 6)))[0] * rng.choice([-1, 1], (20000, 2, 1, 6))
+    drawn = np.einsum("ij,nij->n", a, turns[:, 0] @ b @ turns[:, 1]) / (norm(a) * norm(b))
+    assert abs(drawn.mean()) < 5 * drawn.std() / np.sqrt(len(drawn))
+    assert drawn.std() == pytest.approx(1 / 6, rel=0.05)
+
+
+def test_zero_operators_and_distances(opened: Any) -> None:
+    weights = layers(1)[0]
+    silent = Attention(weights.W_Q, weights.W_K, weights.W_V, 0 * weights.W_O, 0.5)
+    assert not operator_similarities([weights, silent], "OV").cosines[1].any()
+    with refused(ValueError, "operator must be 'QK' or 'OV', got 'O'"):
+        operator_similarities([weights], "O")  # type: ignore[arg-type]
+    with refused(ValueError, "distance"):
+        operator_similarities(opened("llama")[0], "QK")
 
 
 def test_small_angles_keep_their_digits() -> None:
