@@ -94,7 +94,7 @@ def incoherent_rotation(n: int, rng: np.random.Generator) -> Array:
     """Return diag(signs) (H (x) Q) (n, n), H the largest Hadamard matrix of a power of two that divides n."""
     size = n & -n
     rest = qr_positive(rng.standard_normal((n // size, n // size)))[0]
-    hadamard = np.ones((1, 1))
+    hadamard: Array = np.ones((1, 1))
     while len(hadamard) < size:
         hadamard = np.kron([[1.0, 1.0], [1.0, -1.0]], hadamard)
     rotation: Array = rng.choice([-1.0, 1.0], n)[:, None] * np.kron(hadamard / np.sqrt(size), rest)
