@@ -5,21 +5,20 @@ A model is rounded in the basis in which it is stored. Where that basis is free,
     residual stream      x R,  R = diag(signs) (H (x) Q)        after the gains of the norms are folded
     values and outputs   W_V G and G^-1 W_O                     balanced, G^T W_V^T W_V G = G^-1 W_O W_O^T G^-T, then R
     queries and keys     W_Q G and W_K G^-T                     the same on unrotated columns; equal norms on a plane
-    feed-forward units   w_up / d and d w_down                  d^2 = |w_up| |w_gate| / |w_down|, of a linear branch
 
 H is a Hadamard matrix of the largest power of two that divides the width, Q a random orthogonal matrix of the rest, so
 that no entry of R is much larger than the others: entries of x R are sums over all of x with both signs, and nearly
 normally distributed (Chee et al., QuIP, 2023; Ashkboos et al., QuaRot, 2024). LayerNorm, which subtracts the mean,
 allows the rotations that preserve the vector of ones.
 
-Balanced weights minimise |W_V|^2 + |W_O|^2 over all G. Singular values of a weight W do not change under a rotation of
-the stream, so that truncated ranks cost the same in every basis of the stream.
+Balanced weights minimise |W_V|^2 + |W_O|^2 over all G. The scales of feed-forward units with a linear branch are free,
+too, but stay as trained: equal sizes before and behind a unit do not lower the errors of rounding. Singular values of a
+weight do not change under a rotation of the stream, so that truncated ranks cost the same in every basis of the stream.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,17 +27,13 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib.linalg.orthogonal import qr_positive
-from tnlib_adapters.architectures.wiring import FeedForwardWiring
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.head_gauge import Columns, fix_heads
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
-from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import read_stream
 from tnlib_adapters.transforms.folding import Transformed, fold_norms
 from tnlib_adapters.transforms.gauge_fixing import in_every_layer
 from tnlib_adapters.transforms.rotation import complement_of_ones, rotate
-
-_LINEAR = ("relu",)  # activations with f(d x) = d f(x) for d > 0
 
 
 @accepts_models
@@ -85,7 +80,7 @@ def choose_gauge(checkpoint: Checkpoint, *, seed: int = 0) -> Transformed:
     done: list[str] = []
     left: list[str] = []
     chosen = checkpoint
-    for step in (_rotate_stream, _turn_heads, _balance_units):
+    for step in (rotate_stream, turn_heads):
         chosen = step(chosen, seed, done, left)
     return Transformed(chosen, tuple(done), tuple(left))
 
@@ -104,7 +99,7 @@ def incoherent_rotation(n: int, rng: np.random.Generator) -> Array:
 # ------------------------------------------------------------------------------------------------------------- stream
 
 
-def _rotate_stream(checkpoint: Checkpoint, seed: int, done: list[str], left: list[str]) -> Checkpoint:
+def rotate_stream(checkpoint: Checkpoint, seed: int, done: list[str], left: list[str]) -> Checkpoint:
     """Fold the norms and rotate the stream, if every norm commutes with the rotation afterwards."""
     if checkpoint.wiring.unembedding is None:
         left.append("the residual stream: the model returns it")
@@ -127,7 +122,7 @@ def _rotate_stream(checkpoint: Checkpoint, seed: int, done: list[str], left: lis
 # -------------------------------------------------------------------------------------------------------------- heads
 
 
-def _turn_heads(checkpoint: Checkpoint, seed: int, done: list[str], left: list[str]) -> Checkpoint:
+def turn_heads(checkpoint: Checkpoint, seed: int, done: list[str], left: list[str]) -> Checkpoint:
     """Balance the products of all heads, and rotate the columns that are free."""
     first = checkpoint.wiring.layers[0].attention
     if first.latent is not None:
@@ -168,43 +163,3 @@ def turned_heads(layer: Attention, *, seed: int) -> Attention:
         name: None if array is None else array.astype(getattr(layer, name).dtype) for name, array in new.items()
     }
     return replace(balanced, **arrays)
-
-
-# ------------------------------------------------------------------------------------------------- feed-forward units
-
-
-def _balance_units(checkpoint: Checkpoint, _: int, done: list[str], left: list[str]) -> Checkpoint:
-    """Give each hidden unit with a linear branch equal sizes before and behind it."""
-    parts = [part for layer in checkpoint.wiring.layers for part in layer.feed_forward_layers]
-    scaled = [part for part in parts if part.gate is not None or part.activation in _LINEAR]
-    if len(scaled) < len(parts):
-        left.append(f"feed-forward units: the activation {parts[0].activation!r} is not linear in a scale")
-    if scaled:
-        done.append("scales of feed-forward units, between the linear branch and the output")
-    changes: dict[str, Callable[[], Array]] = {}
-    for part in scaled:
-        changes |= dict(_changes_of_units(checkpoint, part))
-    return with_tensors(checkpoint, changes)
-
-
-def _changes_of_units(checkpoint: Checkpoint, part: FeedForwardWiring) -> Iterator[tuple[str, Callable[[], Array]]]:
-    def scales() -> tuple[Array, Array]:
-        """Return the divisors of the columns of `up`, 1 of those of a gate beside them, and the factors of `down`."""
-        up, down = (m.on_rows(wide(checkpoint, m.weight)) for m in (part.up, part.down))
-        lengths = np.linalg.norm(up, axis=0)
-        inner = lengths[-len(down) :]
-        if part.gate is not None and part.gate != part.up:
-            gate = part.gate.on_rows(wide(checkpoint, part.gate.weight))
-            inner = inner * np.linalg.norm(gate, axis=0)
-        elif part.gate is not None:
-            inner = inner * lengths[: len(down)]
-        outer = np.linalg.norm(down, axis=1)
-        factors = np.where((inner > 0) & (outer > 0), np.sqrt(inner / np.where(outer > 0, outer, 1)), 1.0)
-        return np.concatenate([np.ones(len(lengths) - len(factors)), factors]), factors
-
-    up, down = part.up, part.down
-    yield up.weight, lambda: up.on_rows(up.on_rows(wide(checkpoint, up.weight)) / scales()[0])
-    yield down.weight, lambda: down.on_rows(down.on_rows(wide(checkpoint, down.weight)) * scales()[1][:, None])
-    if up.bias:
-        bias = up.bias
-        yield bias, lambda: wide(checkpoint, bias) / scales()[0]

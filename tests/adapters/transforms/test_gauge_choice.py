@@ -36,8 +36,8 @@ def test_logits_are_unchanged(name: str, tmp_path: Path) -> None:
     assert table.reloaded(case, chosen.checkpoint) < EXACT
     assert table.chosen(case) < EXACT
     parts = " ".join((*chosen.done, *chosen.left))
-    for freedom in ("stream", "heads", "feed-forward units"):
-        assert freedom in parts
+    assert "stream" in parts
+    assert "heads" in parts
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,6 @@ def test_logits_are_unchanged(name: str, tmp_path: Path) -> None:
         ("llama", "rotations of queries and keys", "rotary"),
         ("qwen3", "queries and keys", "norms"),
         ("deepseek_v3", "heads", "latent"),
-        ("gptj", "feed-forward units", "not linear"),
     ],
 )
 def test_a_freedom_that_is_missing_is_named(name: str, part: str, reason: str, saved: Any) -> None:
@@ -95,16 +94,6 @@ def test_a_head_with_one_large_column_is_rounded_better() -> None:
 
     assert error(turned_heads(skewed, seed=0)) < 0.5 * error(skewed)
     assert error(turned_heads(one, seed=0)) < 1.1 * error(one)
-
-
-def test_units_have_equal_sizes_before_and_behind() -> None:
-    chosen = choose_gauge(open_checkpoint(builtin_path("llama"))).checkpoint
-    for part in (layer.feed_forward for layer in chosen.wiring.layers):
-        assert part is not None
-        assert part.gate is not None
-        up, gate, down = (p.on_rows(chosen.read(p.weight)) for p in (part.up, part.gate, part.down))
-        before = np.linalg.norm(up, axis=0) * np.linalg.norm(gate, axis=0)
-        np.testing.assert_allclose(before, np.linalg.norm(down, axis=1), rtol=1e-5)
 
 
 def test_a_stream_with_an_outlier_loses_it() -> None:
