@@ -18,7 +18,16 @@ import numpy as np
 import transformers
 import transformers_models as models
 from attention_layers import from_the_diagonal, homogeneous, mask_of, scores_of
-from tnlib_adapters import Attention, Checkpoint, fix_gauge, fold, open_checkpoint, rotate, save_checkpoint
+from tnlib_adapters import (
+    Attention,
+    Checkpoint,
+    choose_gauge,
+    fix_gauge,
+    fold,
+    open_checkpoint,
+    rotate,
+    save_checkpoint,
+)
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.write import write_checkpoint
@@ -141,6 +150,11 @@ def gauge(case: Case) -> Cell:
     return reloaded(case, fix_gauge(case.checkpoint))
 
 
+def chosen(case: Case) -> Cell:
+    """The same in the basis that is chosen for rounding, after the unembedding is untied."""
+    return reloaded(case, choose_gauge(fold(case.checkpoint).checkpoint).checkpoint)
+
+
 def has_latent_vectors(case: Case) -> bool:
     return case.checkpoint.attention(0).latent_norm is not None
 
@@ -180,6 +194,7 @@ MEASURES: Mapping[str, Callable[[Case], Cell]] = {
     "folded": folded,
     "rotated": rotated,
     "gauge": gauge,
+    "chosen": chosen,
     "reload": compressed,
 }
 
@@ -251,6 +266,7 @@ The other columns are errors:
   parts" if parts of the model that tnlib does not know, such as a pooler, read the stream
 - **gauge**: the same for the unfolded model with the gauge and the order of its heads fixed; "latent" if attention on
   latent vectors has no such form
+- **chosen**: the same for the folded model in the basis of `choose_gauge`, which takes the freedoms that a model has
 - **reload**: logits of the model compressed to one half and loaded as factors, compared with those of the same model
   with the factors multiplied out; the largest error of all methods of `tnlib compress`
 """

@@ -28,9 +28,10 @@ from .frozen.frozen_stack import FrozenStack as FrozenStack
 from .frozen.frozen_stack import ResidualProduct as ResidualProduct
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
-from .transforms.folding import Folded as Folded
+from .transforms.folding import Transformed as Transformed
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors
+from .transforms.gauge_choice import choose_gauge as choose_gauge
 from .transforms.gauge_fixing import fix_gauge as fix_gauge
 from .transforms.gauge_fixing import head_order as head_order
 from .transforms.rotation import rotate as rotate

@@ -162,17 +162,17 @@ def _with_bias(checkpoint: Checkpoint, reader: Linear, bias: str) -> Array:
 
 
 @dataclass(frozen=True, repr=False)
-class Folded:
-    """A model with folded norms and value biases, returned by `fold`.
+class Transformed:
+    """A model that computes the same function with other weights, returned by `fold` and `choose_gauge`.
 
     Parameters
     ----------
     checkpoint
-        The same function; tensors are folded when they are read, and `save_checkpoint` writes them.
+        The same function; tensors are computed when they are read, and `save_checkpoint` writes them.
     done
-        Sentences on what was folded.
+        Sentences on what was changed.
     left
-        Sentences on what was not folded, and why.
+        Sentences on what was not changed, and why.
     """
 
     checkpoint: Checkpoint
@@ -180,13 +180,13 @@ class Folded:
     left: tuple[str, ...]
 
     def __repr__(self) -> str:
-        lines = [f"Folded {self.checkpoint!r}"]
-        lines += [f"  folded   {what}" for what in self.done]
-        return "\n".join(lines + [f"  left     {what}" for what in self.left])
+        lines = [f"Transformed {self.checkpoint!r}"]
+        lines += [f"  done   {what}" for what in self.done]
+        return "\n".join(lines + [f"  left   {what}" for what in self.left])
 
 
 @accepts_models
-def fold(checkpoint: Checkpoint) -> Folded:
+def fold(checkpoint: Checkpoint) -> Transformed:
     """Fold norms into the maps that read them and value biases into output biases; centre weights where that is exact.
 
     Parameters
@@ -196,7 +196,7 @@ def fold(checkpoint: Checkpoint) -> Folded:
 
     Returns
     -------
-    Folded
+    Transformed
         `.checkpoint`, `.done` and `.left`. The division of a norm is not linear and stays. Norms of models that
         normalise the stream itself, norms of queries and keys, and biases that no other bias can absorb stay as well.
 
@@ -222,7 +222,7 @@ def fold(checkpoint: Checkpoint) -> Folded:
     folded = _centre_writers(folded, done)
     if any(layer.attention.head_norms for layer in checkpoint.wiring.layers):
         left.append("the norms of queries and keys: they act inside the heads, before rotary embeddings")
-    return Folded(folded, tuple(done), tuple(left))
+    return Transformed(folded, tuple(done), tuple(left))
 
 
 # ------------------------------------------------------------------------------------------------------- value biases

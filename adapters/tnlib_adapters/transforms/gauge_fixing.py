@@ -94,14 +94,19 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
             f"fix_gauge: attention must hold one weight per projection, got a {attention.wiring.model_type}, whose "
             "queries, keys and values are made from latent vectors; fix one layer, attention(layer).numerator()."
         )
+    return in_every_layer(attention, _fix_layer)
+
+
+def in_every_layer(checkpoint: Checkpoint, change: Callable[[Attention], Attention]) -> Checkpoint:
+    """Return the model with every attention layer changed; layers are computed when they are read."""
     # consecutive reads are mostly of one layer, and each tensor needs all of that layer
-    compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, attention))
+    compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, checkpoint, change))
     changes: dict[str, Callable[[], Array]] = {
         name: functools.partial(_one, compute, layer, name)
-        for layer in range(attention.n_layers)
-        for name in _names(attention, layer)
+        for layer in range(checkpoint.n_layers)
+        for name in _names(checkpoint, layer)
     }
-    return with_tensors(attention, changes)
+    return with_tensors(checkpoint, changes)
 
 
 def head_order(attention: Attention) -> Array:
@@ -148,12 +153,12 @@ def _names(checkpoint: Checkpoint, layer: int) -> list[str]:
     return [name for name in names if name] + [norm.weight for norm in attention.head_norms]
 
 
-def _tensors(checkpoint: Checkpoint, layer: int) -> dict[str, Array]:
-    """Return the tensors of a layer, fixed."""
-    fixed, attention = _fix_layer(checkpoint.attention(layer)), checkpoint.wiring.layers[layer].attention
-    arrays: dict[str, Any] = put_together(attention, _side_by_side(fixed))
-    if fixed.head_norm is not None:
-        of_norms = fixed.head_norm.query, fixed.head_norm.key
+def _tensors(checkpoint: Checkpoint, change: Callable[[Attention], Attention], layer: int) -> dict[str, Array]:
+    """Return the tensors of a layer, changed."""
+    changed, attention = change(checkpoint.attention(layer)), checkpoint.wiring.layers[layer].attention
+    arrays: dict[str, Any] = put_together(attention, _side_by_side(changed))
+    if changed.head_norm is not None:
+        of_norms = changed.head_norm.query, changed.head_norm.key
         arrays |= {norm.weight: w - norm.offset for norm, w in zip(attention.head_norms, of_norms, strict=True)}
     return arrays
 

@@ -187,7 +187,7 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
     checked = weights.embedding.check("stream_basis", tokens, weights.context)
     stream = np.concatenate([x.reshape(-1, d) for x in run(weights, checked).residuals])  # (layer position) d
     centred = any(norm.kind == "layer" for norm in read_stream(model).norms)
-    basis = _complement_of_ones(d) if centred else np.eye(d)
+    basis = complement_of_ones(d) if centred else np.eye(d)
     activations = stream @ basis
     moments = activations.T @ activations
     axes = leading_eigenvectors(moments, moments.shape[0])
@@ -202,7 +202,7 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
     return np.asarray(rotation + 1.0 / d if centred else rotation)  # the projector on ones has entries 1 / d
 
 
-def _complement_of_ones(d: int) -> Array:
+def complement_of_ones(d: int) -> Array:
     """Return orthonormal columns (d, d - 1) orthogonal to the vector of ones."""
     columns = np.eye(d)
     columns[:, 0] = 1.0
