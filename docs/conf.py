@@ -17,7 +17,15 @@ sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 project = "tnlib"
 author = "The tnlib developers"
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "figures", "mathml"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "figures",
+    "mathml",
+]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["tnlib.css"]
@@ -27,6 +35,7 @@ templates_path = ["templates"]  # of the pages in docs/reference, one for every 
 autodoc_typehints = "none"  # the docstrings give shapes, which types do not
 napoleon_google_docstring = False
 napoleon_attr_annotations = False
+napoleon_use_param = False  # "rtol, max_rank" is one entry
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
@@ -47,10 +56,20 @@ def run_gallery(app: Sphinx) -> None:
             logging.getLogger(__name__).warning("%s: %d of %d examples fail", page.name, *result)
 
 
+def language_of(code: str) -> str:
+    """Return the language of an indented block by its first word."""
+    first = code.split(maxsplit=1)[0]
+    commands, statements = ("$", "tnlib", "pip", "make", "python"), ("import", "from", "if", "model", ">>>")
+    return "bash" if first in commands else "python" if first in statements else "text"
+
+
 def prepare_code(app: Sphinx, doctree: nodes.document) -> None:
     """Remove the empty line at the end of every example, which doctest needs, and mark short names for the style."""
     for block in doctree.findall(nodes.literal_block):
         block[0] = nodes.Text(block.astext().rstrip())
+        block.rawsource = block.astext()  # a block whose text differs from its source is not highlighted
+        if "language" not in block:
+            block["language"] = language_of(block.astext())
     for name in doctree.findall(nodes.literal):
         if len(name.astext()) <= 24:
             name["classes"].append("short")
