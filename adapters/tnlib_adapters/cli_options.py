@@ -81,7 +81,8 @@ _COMPRESSION = (
                   "Requires --calibrate. With --keep, both bounds hold."),
     click.option("--what", type=click.Choice(WHAT), default="all", show_default=True,
                   help="Part of the model to compress. all: attention, feed-forward layers, token embeddings and "
-                  "unembedding. mlp: the matrices of the feed-forward layers."),
+                  "unembedding. linear: attention and feed-forward layers, which layouts of engines hold. mlp: the "
+                  "matrices of the feed-forward layers."),
     click.option("--method", type=click.Choice(tuple(TABLE)),
                   show_default="with --calibrate: quantized for --bits or without a size, else calibrated; without "
                   "--calibrate: heads, or matrix with --what mlp",

@@ -7,8 +7,8 @@ import sys
 
 from .campaign import fuzz, table
 
-NAMES = ["load", "safetensors", "tokenizer", "itensor", "tenpy", "weights", "index", "config", "statistics"]
-NAMES += ["npy", "zarr", "resume"]
+NAMES = ["load", "safetensors", "tokenizer", "itensor", "tenpy", "weights", "index", "config", "integers"]
+NAMES += ["statistics", "npy", "zarr", "resume"]
 
 
 def main() -> int:

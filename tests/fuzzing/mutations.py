@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -71,6 +72,40 @@ def mutate_safetensors(rng: Random, content: bytes) -> bytes:
     raw += b" " * (-len(raw) % 8)
     length = len(raw) if rng.random() < 0.95 else rng.choice([0, 7, len(raw) + 1, 2**31, 2**63, 2**64 - 1])
     return length.to_bytes(8, "little") + raw + content[start:]
+
+
+def mutate_tensors(rng: Random, content: bytes) -> bytes:
+    """Change dtypes, shapes and numbers of tensors of a safetensors file, whose header stays true; drop some."""
+    sizes = {"I32": 4, "I64": 8, "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "BOOL": 1}
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header.pop("__metadata__", None)
+    offsets = {name: entry["data_offsets"] for name, entry in header.items()}
+    stored = {name: content[start + begin : start + end] for name, (begin, end) in offsets.items()}
+    for _ in range(rng.choice([1, 1, 2])):
+        name = rng.choice(list(header))
+        shape, data = header[name]["shape"], stored[name]
+        match rng.randrange(5):
+            case 0:
+                header[name]["dtype"] = rng.choice(list(sizes))
+            case 1:
+                axis = rng.randrange(len(shape) + 1)
+                shape[axis : axis + rng.randrange(2)] = [rng.choice([0, 1, 2, 32, 64, 100])]
+            case 2 if shape:
+                shape[rng.randrange(len(shape))] = rng.choice([0, 1, 2, 3, 4, 6, 31, 32, 33, 64, 96])
+            case 3 if data:
+                place = 4 * rng.randrange(len(data) // 4 + 1)
+                value = np.array(rng.choice([0, 1, -1, 2, 32, 2**31 - 1, -(2**31)]), "<i4").tobytes()
+                stored[name] = (data[:place] + value + data[place + 4 :])[: len(data)]
+            case 4 if len(header) > 1:
+                del header[name]
+    data = b""
+    for name, entry in header.items():
+        length = math.prod(entry["shape"]) * sizes[entry["dtype"]]
+        entry["data_offsets"] = [len(data), len(data) + length]
+        data += (stored[name] * (length // max(len(stored[name]), 1) + 1))[:length].ljust(length, b"\0")
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
 
 
 def mutate_npy(rng: Random, content: bytes) -> bytes:

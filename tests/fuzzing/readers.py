@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -19,7 +20,7 @@ from tnlib_adapters import builtin_path, open_checkpoint
 
 import tnlib
 
-from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_npy, mutate_safetensors
+from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_npy, mutate_safetensors, mutate_tensors
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,32 @@ def checkpoint(folder: Path, outside: Path, *, files: Sequence[str], mutations: 
 
     samples = [file for name in files for file in sorted(folder.glob(f"*/{name}"))]
     return Reader(samples, mutations, read)
+
+
+def integers(folder: Path, outside: Path) -> Reader:
+    """Weights in integers of engines."""
+    from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, with_dequantized
+    from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
+    from tnlib_adapters.files.folder import open_folder
+    from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
+
+    for stored_as, bits in itertools.product(DESCRIBE, (3, 8)):
+        form = IntegerFormat(bits, 0, 32, has_zero=True)
+        tensors = ENCODE[stored_as](round_to_nearest(oracles.normal((64, 32)), form))
+        place = folder / f"{stored_as}-{bits}"
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps({"quantization_config": DESCRIBE[stored_as]({"m": form})}))
+        entries = [Entry(f"m.{name}", *stored) for name, stored in tensors.items()]
+        list(write_tensor_file(place / "model.safetensors", entries, {}))
+
+    def read(file: Path) -> None:
+        for info in with_dequantized(open_folder(file.parent)).tensors.values():
+            info.read_finite()
+
+    def mutate(rng: Any, content: bytes) -> bytes:
+        return mutate_json(rng, content) if content.startswith(b"{") else mutate_tensors(rng, content)
+
+    return Reader(sorted(folder.glob("*/*")), [mutate, mutate, mutate_bytes], read)
 
 
 def tokenizer(folder: Path, outside: Path) -> Reader:
@@ -238,6 +265,7 @@ READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "weights": partial(checkpoint, files=["*.safetensors"], mutations=[mutate_bytes, mutate_safetensors]),
     "index": partial(checkpoint, files=["*.index.json"], mutations=[mutate_bytes, mutate_json]),
     "config": partial(checkpoint, files=["config.json"], mutations=[mutate_bytes, mutate_json]),
+    "integers": integers,
     "statistics": statistics,
     "npy": npy,
     "zarr": zarr,

@@ -61,8 +61,9 @@ def compress(
     calibration
         Text file or other data, see `Calibration`, representative of the model's use.
     what
-        "all" for attention, feed-forward layers, token embeddings and unembedding; "attention", or "mlp" for the
-        matrices of the feed-forward layers. If embeddings and unembedding are one matrix, it is factorised once and
+        "all" for attention, feed-forward layers, token embeddings and unembedding; "linear" for attention and
+        feed-forward layers alone, to which layouts of engines turn "all"; "attention", or "mlp" for the matrices of the
+        feed-forward layers. If embeddings and unembedding are one matrix, it is factorised once and
         counted once. The budget refers to this part. "matrix" and "calibrated" apply to all of it, "ttm" to attention
         and feed-forward weights; with the other methods, "mlp" is refused and "all" factorises the weights they do not
         apply to by "matrix". The report names embeddings that stay as they are (`left_dense`). Of models with experts,
@@ -80,7 +81,9 @@ def compress(
         "factored" stores the factors; "dense" their products under the original names. "narrow" writes a model of the
         same architecture with a smaller `head_dim` and `intermediate_size`, which loads without tnlib, fitted on the
         calibration data; `keep` is the fraction of attention and feed-forward layers. Of the other options only
-        `tokens` of the calibration, `effort`, `device` and `dtype` apply.
+        `tokens` of the calibration, `effort`, `device` and `dtype` apply. "gptq", "compressed-tensors" and
+        "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need
+        calibration data.
     effort
         Passes over the text in which every block is fitted to the original: "low", none; "default", two for rounded
         weights and four for factors; "high", 200 and 400 steps.

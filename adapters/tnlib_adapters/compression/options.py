@@ -25,48 +25,11 @@ LAYOUTS = {  # with lines for the help of --layout
     "dense": "the product of the factors under the original names, at the original size; loads without tnlib",
     "narrow": "the same architecture with narrower heads and feed-forward layers, for models whose config.json states "
     f"head_dim or intermediate_size; loads without tnlib; sizes: {', '.join(SIZES)}",
-    "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ v2 stores them: gptqmodel, vLLM and SGLang load it",
+    "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ stores them: gptqmodel, vLLM and SGLang load it",
     "compressed-tensors": "linear layers in 2 to 8 bits, pack-quantized: transformers with compressed-tensors and vLLM "
     "load it",
     "onnxruntime": "linear layers in 2, 4 or 8 bits in groups, for `tnlib export-onnx` (encoders) and the builder of "
     "onnxruntime-genai (other models, stored as GPTQ does)",
-}
-
-
-@dataclass(frozen=True)
-class EngineLayout:
-    """Linear layers that a layout of an inference engine holds, each in one of these widths.
-
-    Parameters
-    ----------
-    bits
-        Bits of a weight.
-    groups
-        Numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them.
-    multiple
-        Divisor of the inputs and outputs of every layer.
-    of_causal, of_encoders
-        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
-        the engine has none.
-    """
-
-    bits: tuple[int, ...]
-    groups: tuple[int, ...]
-    multiple: int
-    of_causal: str
-    of_encoders: str
-
-    def format_of(self, *, predicts: bool) -> str:
-        """Return the format of the tensors of a model that predicts tokens, or of another."""
-        return self.of_causal if predicts else self.of_encoders
-
-
-ENGINES: Mapping[str, EngineLayout] = {
-    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), 32, "gptq", ""),
-    "compressed-tensors": EngineLayout(
-        (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), 32, "compressed-tensors", "compressed-tensors"
-    ),
-    "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), 32, "gptq", "compressed-tensors"),
 }
 
 # forms that `compress` does not write, and the commands that do

@@ -28,7 +28,7 @@ from tnlib_adapters.compression.methods.other_matrices import (
 )
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.options import Budget, Calibration, Run
+from tnlib_adapters.compression.options import LAYOUTS, Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
 from tnlib_adapters.compression.source_model import (
@@ -125,7 +125,7 @@ def plan(
     source, budget, calibration, what, method, effort, run
         Those of `compress`.
     layout
-        "factored" or "dense".
+        That of `compress`, but for "narrow".
 
     Returns
     -------
@@ -146,7 +146,8 @@ def plan(
     """
     started = time.perf_counter()
     if layout == "narrow":
-        raise ArgumentError("plan: layout must be 'factored' or 'dense', got 'narrow'; pass one of these.")
+        known = ", ".join(repr(name) for name in LAYOUTS if name != "narrow")
+        raise ArgumentError(f"plan: layout must be one of {known}, got 'narrow'; pass one of these.")
     request = Request.of(
         budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
     )

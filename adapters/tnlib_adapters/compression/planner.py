@@ -113,7 +113,7 @@ def factorise(
     progress
         Called as progress(stage, done, total).
     what
-        "attention", "mlp" or "all".
+        "all", "linear", "attention" or "mlp".
     inputs
         Second moments of inputs from `inputs_of_text`, to measure errors on these inputs.
     workspace

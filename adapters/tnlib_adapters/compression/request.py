@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
+from tnlib_adapters.compression.engine_layouts import ENGINES, QUANTIZED, check_engine, check_engine_options
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
-    ENGINES,
     HEAD,
     LAYOUTS,
     OTHER_COMMANDS,
@@ -36,7 +36,6 @@ EFFORTS = ("low", "default", "high")
 WHAT = ("all", "linear", "attention", "mlp")
 
 LINEAR = "linear"
-QUANTIZED = "quantized"
 DEFAULT_BITS = 4.0  # average of "quantized" where no size is requested
 
 # files of OUT beside those of the checkpoint
@@ -146,7 +145,7 @@ class Request:
         """Raise if this model cannot be compressed with these options."""
         check_uncompressed("compress", checkpoint)
         if self.layout in ENGINES:
-            _check_engine(self.layout, checkpoint)
+            check_engine(self.layout, checkpoint)
         if self.what != "mlp":
             check_attention("compress", checkpoint, self.method)
         check_runs("compress", checkpoint, self.method)
@@ -192,7 +191,7 @@ class Request:
             if budget.sizes:
                 raise ArgumentError(f"compress: sizes must come with layout 'narrow', got {layout!r}; pass keep.")
             if layout in ENGINES:
-                self._check_engine_options()
+                check_engine_options(layout, self.method, budget, with_text=self.with_text)
             return
         for name, value in self._left_out_of_narrow():
             raise ArgumentError(
@@ -208,31 +207,6 @@ class Request:
         if self.calibration is None:
             raise ArgumentError(
                 "compress: layout 'narrow' needs a text, got none; pass a file as calibration (--calibrate TEXT)."
-            )
-
-    def _check_engine_options(self) -> None:
-        """Raise if the options ask for what integers of an engine cannot hold."""
-        if self.method != QUANTIZED or self.calibration is None:
-            raise ArgumentError(
-                f"compress: layout {self.layout!r} must come with method 'quantized' and a text, got method "
-                f"{self.method!r}{'' if self.calibration else ' and none'}; pass a file as calibration (--calibrate "
-                "TEXT)."
-            )
-        if self.what == "all":
-            raise ArgumentError(
-                f"compress: what must be 'linear', 'attention' or 'mlp' for layout {self.layout!r}, which holds no "
-                "tables, got 'all'; leave it out."
-            )
-        if self.budget.keep is not None:
-            raise ArgumentError(
-                f"compress: keep must be left out for layout {self.layout!r}, which holds whole weights, got "
-                f"{self.budget.keep}; pass bits."
-            )
-        width, widths = self.budget.width, ENGINES[self.layout].bits
-        if width is not None and width not in widths:
-            raise ArgumentError(
-                f"compress: store must be of {', '.join(map(str, widths))} bits for layout {self.layout!r}, got "
-                f"{self.budget.store!r}; pass another."
             )
 
     def _left_out_of_narrow(self) -> Iterator[tuple[str, Any]]:
@@ -339,37 +313,6 @@ class Request:
         from tnlib_adapters.instrument.placement import placement_of
 
         placement_of("compress", run.device, run.dtype)
-
-
-def _check_engine(layout: str, checkpoint: Checkpoint) -> None:
-    """Raise if the linear layers of a model cannot be written in a layout of an engine."""
-    engine, wiring = ENGINES[layout], checkpoint.wiring
-    if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
-        raise ArgumentError(
-            f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
-            "'compressed-tensors' or 'factored'."
-        )
-    for layer in wiring.layers:
-        for held, linear in layer.attention.projections.items():
-            if len(held) > 1 or linear.stored != "out_in":
-                raise ArgumentError(
-                    f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got "
-                    f"{linear.name!r} of a {wiring.model_type} for {', '.join(held)}; pass layout 'factored' or "
-                    "'dense'."
-                )
-        both = next((own for own in layer.feed_forward_layers if own.gate is not None and own.gate == own.up), None)
-        if both is not None:
-            raise ArgumentError(
-                f"compress: layout {layout!r} needs gate and up in linear layers of their own, got a "
-                f"{wiring.model_type} with {both.up.name!r}; pass layout 'factored' or 'dense'."
-            )
-        for linear in (*layer.attention.matrices, *layer.feed_forward_matrices):
-            shape = checkpoint.folder.tensors[linear.weight].shape
-            if any(n % engine.multiple for n in shape):
-                raise ArgumentError(
-                    f"compress: layout {layout!r} needs multiples of {engine.multiple} inputs and outputs, got "
-                    f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
-                )
 
 
 def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,16 +14,19 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import AttentionWiring, Linear
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.factorisation import Plan
-from tnlib_adapters.compression.options import ENGINES
 from tnlib_adapters.compression.request import PAGE, REPORT
-from tnlib_adapters.factors.config_section import KEY, describe
+from tnlib_adapters.factors.config_section import IMPORT_FIRST, KEY, WEIGHTS_FILE, describe
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, GPTQ, stored_shapes
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
+from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
+
+T = TypeVar("T")
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
@@ -39,10 +42,11 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
+        config[WEIGHTS_FILE] = IMPORT_FIRST
     if layout in ENGINES:
         linear = [(_linear(checkpoint, own), own) for of_module in plan.descriptions.values() for own in of_module]
         config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
-            {own.module: next(iter(d.formats.values())) for own, d in linear}
+            {own.module: _whole_weight(description)[0] for own, description in linear}
         )
     yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
 
@@ -101,8 +105,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
 def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
     """Return the tensors of the factors of a module, and the empty ones in place of its weights."""
 
-    @functools.cache
-    def parts() -> dict[str, StoredPart]:
+    def make_parts() -> dict[str, StoredPart]:
         return {
             matrix.describe().stored_name(part, checkpoint.wiring): stored
             for matrix in plan.matrices[module]
@@ -110,10 +113,10 @@ def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequenc
             for part, stored in matrix.parts().items()
         }
 
+    parts = _made_once(make_parts)
+
     def make(name: str) -> Array:
-        stored = parts().pop(name)
-        if not parts():
-            parts.cache_clear()
+        stored = parts(name)
         if stored.dtype is None:
             return encode_in_range(name, stored.values, dtype)
         _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
@@ -135,16 +138,14 @@ def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequenc
 def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
     """Return the tensors of a module of the products of its factors, under their original names."""
 
-    @functools.cache
-    def dense() -> dict[str, Array]:
+    def make_dense() -> dict[str, Array]:
         matrices = [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
         return _multiplied_out(checkpoint, module, matrices)
 
+    dense = _made_once(make_dense)
+
     def make(name: str) -> Array:
-        values = dense().pop(name)
-        if not dense():
-            dense.cache_clear()
-        return encode_in_range(name, values, dtype)
+        return encode_in_range(name, dense(name), dtype)
 
     tensors = checkpoint.folder.tensors
     return [lazy_entry(name, dtype, tensors[name].shape, make) for name in names]
@@ -155,8 +156,7 @@ def _new_integers(
 ) -> list[Entry]:
     """Return the tensors of a module in the integers of an engine, and its biases."""
 
-    @functools.cache
-    def stored() -> dict[str, Array]:
+    def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
         for matrix in plan.matrices[module]:
             linear = _linear(checkpoint, matrix.describe())
@@ -167,23 +167,35 @@ def _new_integers(
                 arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
         return arrays
 
-    def make(name: str) -> Array:
-        array = stored().pop(name)
-        if not stored():
-            stored.cache_clear()
-        return array
-
-    new = list[Entry]()
+    new, stored = list[Entry](), _made_once(make)
     for description in plan.descriptions[module]:
         linear = _linear(checkpoint, description)
-        ((part, form),) = description.formats.items()
-        shapes = stored_shapes(stored_as, form, description.shapes[part])
+        shapes = stored_shapes(stored_as, *_whole_weight(description))
         new += [
-            lazy_entry(f"{linear.module}.{name}", own_dtype, shape, make) for name, (own_dtype, shape) in shapes.items()
+            lazy_entry(f"{linear.module}.{name}", own_dtype, shape, stored)
+            for name, (own_dtype, shape) in shapes.items()
         ]
         if linear.bias is not None and linear.bias in names:
-            new.append(lazy_entry(linear.bias, dtype, checkpoint.folder.tensors[linear.bias].shape, make))
+            new.append(lazy_entry(linear.bias, dtype, checkpoint.folder.tensors[linear.bias].shape, stored))
     return new
+
+
+def _made_once(make: Callable[[], dict[str, T]]) -> Callable[[str], T]:
+    """Return a function of a name that makes all tensors of a module at its first call, and keeps none it returned."""
+    tensors = dict[str, T]()
+
+    def get(name: str) -> T:
+        if not tensors:
+            tensors.update(make())
+        return tensors.pop(name)
+
+    return get
+
+
+def _whole_weight(description: Description) -> tuple[IntegerFormat, tuple[int, ...]]:
+    """Return format and shape of a whole weight in integers."""
+    ((part, form),) = description.formats.items()
+    return form, description.shapes[part]
 
 
 def _format_of(checkpoint: Checkpoint, layout: str) -> str:

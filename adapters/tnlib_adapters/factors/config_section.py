@@ -16,6 +16,10 @@ from tnlib_adapters.files.tensor_file import FLOATS
 KEY = "quantization_config"  # section of config.json in which transformers looks for storage formats
 MODULES = "modules"  # of this section: factored matrices outside the attention
 VERSION = 1
+# The file of weights that config.json names: transformers refuses another kind of file and quotes its name, unless the
+# plug-in has removed the entry.
+WEIGHTS_FILE = "transformers_weights"
+IMPORT_FIRST = "these are factors of tnlib; `import tnlib_adapters.transformers_plugin` before from_pretrained"
 
 
 def describe(stored: Sequence[Description], layers: Sequence[str], method: str) -> dict[str, Any]:

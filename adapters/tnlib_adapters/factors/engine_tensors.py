@@ -1,4 +1,4 @@
-"""Linear layers in the integers that inference engines read: GPTQ (v2) and compressed-tensors (pack-quantized).
+"""Linear layers in the integers that inference engines read: GPTQ and compressed-tensors (pack-quantized).
 
 A weight W (in, out) has codes q, and a scale s and an integer zero z for every group of inputs and every output,
 
@@ -7,7 +7,8 @@ A weight W (in, out) has codes q, and a scale s and an integer zero z for every 
 tnlib writes z = 2^(bits - 1) and consecutive groups, `IntegerFormat(bits, axis=0, group, has_zero=True)`. Both formats
 are read with any zeros and any order of the inputs, from any writer: such a folder opens as the dense model.
 
-Codes are a little-endian stream of bits in words of 32, along the inputs; zeros likewise, along the outputs.
+Codes are a little-endian stream of bits in words of 32, along the inputs; zeros likewise, along the outputs. GPTQ is
+written in version 1, "gptq", which stores zeros less one; version 2, "gptq_v2", stores the zeros.
 
     GPTQ                 qweight (in bits / 32, out), qzeros (groups, out bits / 32), scales (groups, out), g_idx (in)
     compressed-tensors   weight_packed (out, in bits / 32), weight_scale (out, groups), weight_shape (2,),
@@ -25,17 +26,33 @@ import numpy as np
 from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.factors.config_section import quantization
-from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
+from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.packing import pack, unpack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.tensor_file import FLOATS, TensorInfo, check_finite, to_bf16
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD = 32  # bits
 _CODES = {GPTQ: "qweight", COMPRESSED_TENSORS: "weight_packed"}  # the tensor that stands for a weight
+_SCALES = {GPTQ: "scales", COMPRESSED_TENSORS: "weight_scale"}
+_GROUPS = {GPTQ: "g_idx", COMPRESSED_TENSORS: "weight_g_idx"}
+_WORDS, _INDICES = ("I32",), ("I32", "I64")
+_PARTS = {  # tensors of a weight: axes, dtypes
+    GPTQ: {"qweight": (2, _WORDS), "qzeros": (2, _WORDS), "scales": (2, FLOATS), "g_idx": (1, _INDICES)},
+    COMPRESSED_TENSORS: {
+        "weight_packed": (2, _WORDS),
+        "weight_scale": (2, FLOATS),
+        "weight_shape": (1, _INDICES),
+        "weight_zero_point": (2, _WORDS),
+        "weight_g_idx": (1, _INDICES),
+    },
+}
+_OPTIONAL = ("g_idx", "weight_zero_point", "weight_g_idx")
+_VERSIONS = ("gptq", "gptq_v2")  # checkpoint_format
 
 
 def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
-    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 2.
+    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 1.
 
     Both sides are multiples of 32.
     """
@@ -68,7 +85,7 @@ def stored_shapes(
     ('I32', (32, 6))
     """
     n_in, n_out = shape
-    n_groups, words = form.n_groups(n_in), -(-n_in * form.bits // _WORD)
+    n_groups, words = form.n_groups(n_in), _n_words(n_in, form.bits)
     if stored_as == GPTQ:
         return {
             "qweight": ("I32", (words, n_out)),
@@ -153,43 +170,52 @@ class IntegerTensor(TensorInfo):
     @property
     def float_dtype(self) -> str:
         """Dtype of the scales."""
-        return self.parts["scales" if self.quant_method == GPTQ else "weight_scale"].dtype
+        return self.parts[_SCALES[self.quant_method]].dtype
 
     @property
     def n_groups(self) -> int:
         """Number of groups of inputs."""
-        gptq = self.quant_method == GPTQ
-        return self.parts["scales"].shape[0] if gptq else self.parts["weight_scale"].shape[1]
+        return self.parts[_SCALES[self.quant_method]].shape[0 if self.quant_method == GPTQ else 1]
 
-    def read_integers(self) -> tuple[Array, Array, Array, Array]:
-        """Return codes (out, in), zeros and scales (out, groups), and the group of every input."""
-        n_out, n_in = self.shape
-        arrays = {name: part.read() for name, part in self.parts.items()}
+    def codes(self) -> Array:
+        """Return the codes (out, in)."""
+        words = self.parts[_CODES[self.quant_method]].read()
+        return _codes(words.T if self.quant_method == GPTQ else words, self.n_bits, self.shape[1])
+
+    def zeros(self) -> Array:
+        """Return the code of 0 (out, groups)."""
         if self.quant_method == GPTQ:
-            codes = _codes(arrays["qweight"].T, self.n_bits, n_in)  # out, in
-            zeros = _codes(arrays["qzeros"], self.n_bits, n_out).T + self.zero_offset  # out, groups
-            scales, groups = arrays["scales"].T, arrays.get("g_idx")
-        else:
-            codes, scales = _codes(arrays["weight_packed"], self.n_bits, n_in), arrays["weight_scale"]
-            zeros = np.full(scales.shape, 2 ** (self.n_bits - 1))
-            if "weight_zero_point" in arrays:
-                zeros = _codes(arrays["weight_zero_point"].T, self.n_bits, n_out).T
-            groups = arrays.get("weight_g_idx")
-        if groups is None or (groups < 0).all():
-            groups = np.arange(n_in) // -(-n_in // scales.shape[1])
-        if groups.min() < 0 or groups.max() >= scales.shape[1]:
-            raise self._damaged(
-                f"inputs are in groups 0 to {scales.shape[1] - 1}, got {groups.min()} to {groups.max()}"
-            )
+            return _codes(self.parts["qzeros"].read(), self.n_bits, self.shape[0]).T + self.zero_offset
+        if "weight_zero_point" in self.parts:
+            return _codes(self.parts["weight_zero_point"].read().T, self.n_bits, self.shape[0]).T
+        return np.full((self.shape[0], self.n_groups), 2 ** (self.n_bits - 1))
+
+    def scales(self) -> Array:
+        """Return the scales (out, groups), in float32."""
+        scales = self.parts[_SCALES[self.quant_method]].read()
         check_finite(self.name, self.file, scales)
-        return codes, zeros, scales, groups
+        with np.errstate(over="ignore"):  # beyond float32: refused where the values are
+            return (scales.T if self.quant_method == GPTQ else scales).astype(np.float32)
+
+    def groups(self) -> Array:
+        """Return the group of every input (in,)."""
+        part, n_in, n_groups = _GROUPS[self.quant_method], self.shape[1], self.n_groups
+        groups = self.parts[part].read() if part in self.parts else np.full(n_in, -1)
+        if (groups < 0).all():  # the inputs are in order
+            if n_in % n_groups:
+                raise self._damaged(f"the {n_groups} groups must divide its {n_in} inputs without {part}")
+            return np.arange(n_in) // (n_in // n_groups)
+        if groups.min() < 0 or groups.max() >= n_groups:
+            raise self._damaged(f"{part} must be in 0 to {n_groups - 1}, got {groups.min()} to {groups.max()}")
+        return groups
 
     def read_stored(self) -> Array:
         """Return the values of the codes."""
-        codes, zeros, scales, groups = self.read_integers()
-        values = codes.astype(np.float32)
-        values -= zeros[:, groups]
-        values *= scales[:, groups]
+        groups = self.groups()
+        values = self.codes().astype(np.float32)
+        values -= self.zeros()[:, groups]
+        with np.errstate(over="ignore", invalid="ignore"):  # inf times 0 too
+            values *= self.scales()[:, groups]
         return values
 
     def read_part(self, index: tuple[slice, ...]) -> Array:
@@ -213,50 +239,74 @@ def with_dequantized(folder: Folder) -> Folder:
         If tensors of a weight are missing or their shapes contradict each other.
     """
     section, config = quantization(folder.config)
-    method = section.get("quant_method")
+    method, version = section.get("quant_method"), section.get("checkpoint_format", _VERSIONS[0])
     if method not in tuple(_CODES):
         return folder
-    tensors, prefixes = dict(folder.tensors), dict[str, str]()
-    v1 = method == GPTQ and section.get("checkpoint_format", "gptq") == "gptq"
-    for name, info in folder.tensors.items():
-        module, _, own = name.rpartition(".")
-        if own == _CODES[method]:
-            prefixes[module] = info.name
-    for module in prefixes:
-        names = [name for name in folder.tensors if name.rpartition(".")[0] == module and not name.endswith(".bias")]
-        parts = {name.rpartition(".")[2]: tensors.pop(name) for name in names}
-        tensors[f"{module}.weight"] = _integer_tensor(method, f"{module}.weight", parts, zero_offset=int(v1))
+    if method == GPTQ and version not in _VERSIONS:
+        raise FileFormatError(
+            f"open_checkpoint: checkpoint_format in config.json of {folder.path} must be {' or '.join(_VERSIONS)}, got "
+            f"{version!r:.80}; convert the checkpoint first."
+        )
+    tensors, offset = dict(folder.tensors), int(method == GPTQ and version == _VERSIONS[0])
+    for module in [name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] == _CODES[method]]:
+        named = {part: f"{module}.{part}" for part in _PARTS[method]}
+        parts = {part: tensors.pop(name) for part, name in named.items() if name in tensors}
+        tensors[f"{module}.weight"] = _integer_tensor(method, f"{module}.weight", parts, offset)
     return replace(folder, tensors=tensors, config=config)
 
 
-def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], *, zero_offset: int) -> IntegerTensor:
+def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], zero_offset: int) -> IntegerTensor:
     """Return the weight of these tensors, whose bits and sides follow from their shapes."""
-    first = next(iter(parts.values()))
+    first = parts[_CODES[method]]
     info = IntegerTensor(first.file, name, "F32", (0, 0), 0, sum(part.end - part.begin for part in parts.values()))
     info = replace(info, quant_method=method, parts=parts, zero_offset=zero_offset)
-    wanted = {"qweight", "qzeros", "scales", "g_idx"} if method == GPTQ else {"weight_packed", "weight_scale"}
-    missing, shapes = wanted - parts.keys() - {"g_idx"}, {part: own.shape for part, own in parts.items()}
-    if missing or any(len(shapes[part]) != 2 for part in wanted & parts.keys() - {"g_idx"}):
-        raise info._damaged(f"they are tensors {', '.join(sorted(wanted))}, got shapes {shapes}")
+    for part, (n_axes, dtypes) in _PARTS[method].items():
+        own = parts.get(part)
+        if own is None and part not in _OPTIONAL:
+            raise info._damaged(f"they must have a tensor {part}, found none")
+        if own is not None and (len(own.shape) != n_axes or not own.size or own.dtype not in dtypes):
+            raise info._damaged(
+                f"{part} must have {n_axes} axes of length 1 or more in {' or '.join(dtypes)}, got {own.shape} in "
+                f"{own.dtype}"
+            )
+    (n_out, n_in), n_bits = _sides_and_bits(info)
+    if n_in < _WORD or not 1 <= n_bits <= 8:  # fewer inputs in a word have no bits that are certain
+        raise info._damaged(
+            f"{_CODES[method]} must hold 1 to 8 bits of {_WORD} inputs or more, got shape {first.shape} for {n_in} "
+            "inputs"
+        )
+    by_inputs, by_outputs = _n_words(n_in, n_bits), _n_words(n_out, n_bits)
+    wanted: dict[str, tuple[int, ...]] = {_GROUPS[method]: (n_in,), "weight_shape": (2,)}
     if method == GPTQ:
-        words, n_out = shapes["qweight"]
-        n_groups = shapes["scales"][0]
-        n_bits = shapes["qzeros"][1] * _WORD // n_out
-        n_in = shapes["g_idx"][0] if "g_idx" in parts else words * _WORD // (n_bits or 1)
-        if shapes["scales"] != (n_groups, n_out) or shapes["qzeros"][0] != n_groups:
-            raise info._damaged(f"scales and zeros have a row for every group, got shapes {shapes}")
+        wanted |= {"qweight": (by_inputs, n_out), "qzeros": (info.n_groups, by_outputs)}
+        wanted["scales"] = (info.n_groups, n_out)
     else:
-        n_out, words = shapes["weight_packed"]
-        n_out, n_in = parts["weight_shape"].read().tolist() if "weight_shape" in parts else (n_out, 0)
-        n_bits = words * _WORD // n_in if n_in > 0 else 0
-        if shapes["weight_packed"][0] != n_out or shapes["weight_scale"][0] != n_out:
-            raise info._damaged(f"codes and scales have a row for every output, got shapes {shapes}")
-    if not 1 <= n_bits <= 8 or words != -(-n_in * n_bits // _WORD):
-        raise info._damaged(f"codes have 1 to 8 bits, got shapes {shapes}")
-    scales = parts["scales" if method == GPTQ else "weight_scale"]
-    if scales.dtype not in FLOATS or any(own.dtype not in ("I32", "I64", *FLOATS) for own in parts.values()):
-        raise info._damaged(f"codes are I32 and scales floats, got {', '.join(own.dtype for own in parts.values())}")
+        wanted |= {"weight_packed": (n_out, by_inputs), "weight_zero_point": (by_outputs, info.n_groups)}
+        wanted["weight_scale"] = (n_out, info.n_groups)
+    for part, own in parts.items():
+        if own.shape != wanted[part]:
+            raise info._damaged(f"{part} must be of shape {wanted[part]}, got {own.shape}")
     return replace(info, shape=(n_out, n_in), n_bits=n_bits)
+
+
+def _sides_and_bits(info: IntegerTensor) -> tuple[tuple[int, int], int]:
+    """Return outputs and inputs, and the bits of a weight."""
+    parts = info.parts
+    if info.quant_method == COMPRESSED_TENSORS:
+        shape = parts["weight_shape"].read().tolist()
+        if len(shape) != 2 or min(shape) < 1:
+            raise info._damaged(f"weight_shape must be outputs and inputs, got {shape}")
+        return (shape[0], shape[1]), parts["weight_packed"].shape[1] * _WORD // shape[1]
+    words, n_out = parts["qweight"].shape
+    if "g_idx" in parts:
+        n_in = parts["g_idx"].shape[0]
+        return (n_out, n_in), words * _WORD // n_in
+    n_bits = parts["qzeros"].shape[1] * _WORD // n_out
+    return (n_out, words * _WORD // max(n_bits, 1)), n_bits
+
+
+def _n_words(length: int, bits: int) -> int:
+    return -(-length * bits // _WORD)
 
 
 def _unsigned(integers: Integers) -> Array:

@@ -66,20 +66,15 @@ class LocalFeedForward:
         of_maps = sum(hidden) @ self.down if hidden else 0.0  # n [d_ff] d
         return np.asarray(of_maps if self.down_bias is None else of_maps + self.down_bias)
 
-    def adjoint(self, y: Array) -> Array:
-        """Return the adjoint of `linear` for y (..., positions, d_model)."""
-        hidden = y @ self.down.T  # ... n [d] d_ff
-        return np.asarray(sum((hidden * slopes) @ affine.weight.T for affine, slopes in self.maps))  # ... n [d_ff] d
-
-    def pull_back(self, y: Array, bias: Array | None) -> tuple[Array, float]:
-        """Return the adjoint of `linear` for y (positions, d_model), and <y, biases(bias)>."""
-        hidden, x, of_biases = y @ self.down.T, np.zeros_like(y), 0.0  # n [d] d_ff
+    def pull_back(self, y: Array, bias: Array | None) -> tuple[Array, Array]:
+        """Return the adjoint of `linear` for y (..., positions, d_model), and <y, biases(bias)>, (...)."""
+        hidden, x, of_biases = y @ self.down.T, np.zeros_like(y), np.zeros(y.shape[:-2])  # ... n [d] d_ff
         for affine, slopes in self.maps:
             sloped = hidden * slopes
-            x += sloped @ affine.weight.T  # n [d_ff] d
-            of_biases += 0.0 if affine.bias is None else float(sloped.sum(axis=0) @ affine.bias)
-        of_biases += 0.0 if bias is None else float(x.sum(axis=0) @ bias)
-        return x, of_biases if self.down_bias is None else of_biases + float((y * self.down_bias).sum())
+            x += sloped @ affine.weight.T  # ... n [d_ff] d
+            of_biases += 0.0 if affine.bias is None else sloped.sum(axis=-2) @ affine.bias
+        of_biases += 0.0 if bias is None else x.sum(axis=-2) @ bias
+        return x, of_biases if self.down_bias is None else of_biases + (y * self.down_bias).sum(axis=(-2, -1))
 
     def at(self, positions: Array) -> LocalFeedForward:
         """Return the map at some of all positions; `positions` of the result index them."""
@@ -142,17 +137,11 @@ class FrozenFeedForward:
         y = _scattered(self.parts, [part.linear(_rows(part, x)) for part in self.parts], x)
         return y if self.behind is None else self.behind.linear(y)
 
-    def adjoint(self, y: Array) -> Array:
-        """Return the adjoint of `linear` for y (..., n, d_model)."""
-        y = y if self.behind is None else self.behind.adjoint(y)
-        x = _scattered(self.parts, [part.adjoint(_rows(part, y)) for part in self.parts], y)
-        return x if self.before is None else self.before.adjoint(x)
-
-    def pull_back(self, y: Array) -> tuple[Array, float]:
-        """Return the adjoint of `linear` for y (n, d_model), and <y, constant>."""
-        of_biases = 0.0
+    def pull_back(self, y: Array) -> tuple[Array, Array]:
+        """Return the adjoint of `linear` for y (..., n, d_model), and <y, constant>, (...)."""
+        of_biases = np.zeros(y.shape[:-2])
         if self.behind is not None:
-            of_biases = 0.0 if self.behind.bias is None else float(y.sum(axis=0) @ self.behind.bias)
+            of_biases += 0.0 if self.behind.bias is None else y.sum(axis=-2) @ self.behind.bias
             y = self.behind.adjoint(y)
         pulled = [part.pull_back(_rows(part, y), self._bias) for part in self.parts]
         x = _scattered(self.parts, [adjoint for adjoint, _ in pulled], y)

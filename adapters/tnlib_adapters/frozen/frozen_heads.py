@@ -161,36 +161,43 @@ class FrozenHeads:
         operator = frozen_heads(W_V, self.output_weights, None, None, left, divisors, context=None)
         return replace(operator, constant=self.constant)
 
-    def contributions(self, readout: Array, values: Array) -> tuple[Array, float]:
-        """Return <readout, output> of every head, (heads,), and of the biases, for a readout (n, d_model).
+    def contributions(self, readout: Array, values: Array) -> tuple[Array, Array]:
+        """Return <readout, output> of every head, (..., heads), and of the biases, for readouts (..., n, d_model).
 
         `values` are those of `value_readouts`.
         """
-        of_biases = 0.0
+        of_biases = np.zeros(readout.shape[:-2])
         if self.behind is not None:
-            of_biases += 0.0 if self.behind.bias is None else float(readout.sum(axis=0) @ self.behind.bias)
+            of_biases += 0.0 if self.behind.bias is None else readout.sum(axis=-2) @ self.behind.bias
             readout = self.behind.adjoint(readout)
         if self.layer.b_O is not None:
-            of_biases += float(readout.sum(axis=0) @ self.layer.b_O)
+            of_biases += readout.sum(axis=-2) @ self.layer.b_O
         if self._value_bias is not None:
-            of_biases += float((values * self._bias_values(self._value_bias)).sum())
-        return (values * self.linear_values).sum(axis=(1, 2)), of_biases
+            of_biases += (values * self._bias_values(self._value_bias)).sum(axis=(-3, -2, -1))
+        return (values * self.linear_values).sum(axis=(-2, -1)), of_biases
 
     def value_readouts(self, readout: Array) -> Array:
-        """Return the readout (n, d_model) pulled back to the weighted values, (heads, n, d_value)."""
+        """Return readouts (..., n, d_model) pulled back to the weighted values, (..., heads, n, d_value)."""
         y = readout if self.behind is None else self.behind.adjoint(readout)
         heads, width, d = self.layer.W_O.shape
-        values = y @ self.layer.W_O.reshape(-1, d).T  # n [d] (h dh)
-        return np.asarray(values.reshape(-1, heads, width).transpose(1, 0, 2))
+        values = y @ self.layer.W_O.reshape(-1, d).T  # ... n [d] (h dh)
+        return np.asarray(values.reshape(*y.shape[:-1], heads, width).swapaxes(-3, -2))
 
     def adjoint(self, values: Array) -> Array:
-        """Return the adjoint of the linear part, (n, d_model), from the `value_readouts` of all positions."""
-        weighted = self.weights.transpose(0, 2, 1) @ values  # h n' [n] dh
-        of_keys = weighted.reshape(self.layer.kv_heads, -1, *weighted.shape[1:]).sum(axis=1)  # kv n dh
-        x = np.zeros(self.input.shape, values.dtype)
-        for value, weight in zip(of_keys, self.layer.W_V, strict=True):
-            x += value @ weight.T  # n [dh] d
+        """Return the adjoint of the linear part, (..., n, d_model), from the `value_readouts` of all positions."""
+        weighted = self.weights.transpose(0, 2, 1) @ values  # ... h n' [n] dh
+        *lead, _, n, width = weighted.shape
+        of_keys = weighted.reshape(*lead, self.layer.kv_heads, -1, n, width).sum(axis=-3)  # ... kv n dh
+        x = np.zeros((*lead, n, self.layer.d_model), values.dtype)
+        for k, weight in enumerate(self.layer.W_V):
+            x += of_keys[..., k, :, :] @ weight.T  # ... n [dh] d
         return x if self.before is None else self.before.adjoint(x)
+
+    def head_adjoints(self, values: Array) -> Array:
+        """Return the adjoint of the linear part of every head, (..., heads, n, d_model), from its `value_readouts`."""
+        weighted = self.weights.transpose(0, 2, 1) @ values  # ... h n' [n] dh
+        x = weighted @ self.layer.repeated(self.layer.W_V).transpose(0, 2, 1)  # ... h n [dh] d
+        return np.asarray(x if self.before is None else self.before.adjoint(x))
 
     @cached_property
     def _value_bias(self) -> Array | None:

@@ -202,8 +202,10 @@ def read_heads(
     if copying_scores is not None and np.isnan(copying_scores).any():
         notes.append("Copying is measured in the first layers only: the vocabulary is large.")
     progress("reading tokens", 2, 3)
-    chosen = [] if words is None else _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
-    heads = tuple(read_head(checkpoint, *head, distance=distance, vocabulary=words) for head in chosen)
+    heads: tuple[HeadReading, ...] = ()
+    if words is not None:
+        chosen = _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
+        heads = tuple(read_head(checkpoint, *head, distance=distance, inputs=words) for head in chosen)
     progress("reading tokens", 3, 3)
     overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Kind) if len(layers) > 1}
     return Readings(scores, short_scores, copying_scores, heads, overlaps, _induction(checkpoint), tuple(notes))
@@ -229,7 +231,7 @@ def _copying_scores(checkpoint: Checkpoint, n_layers: int, words: Vocabulary, pr
     scores = np.full((n_layers, sizes.n_heads), np.nan)
     for at in np.ndindex(measured, sizes.n_heads):
         progress("measuring copying", at[0], measured)
-        scores[at] = copying(checkpoint, *at, vocabulary=words, sample=1).score
+        scores[at] = copying(checkpoint, *at, inputs=words, sample=1).score
     progress("measuring copying", measured, measured)
     return scores
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tnlib_adapters.factors.integers import IntegerFormat, period
+from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.factors.packing import period
 
 
 def dequantized(

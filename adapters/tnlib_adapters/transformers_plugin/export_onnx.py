@@ -109,10 +109,13 @@ def _load(checkpoint: Checkpoint) -> Any:
     if integers:  # read here: transformers would need the package of the format
         config = transformers.AutoConfig.from_pretrained(checkpoint.folder.path)
         vars(config).pop("quantization_config", None)
-        tensors = checkpoint.folder.tensors
+        replaced = torch.zeros(())
         options |= {
             "config": config,
-            "state_dict": {key: torch.from_numpy(np.array(info.read())) for key, info in tensors.items()},
+            "state_dict": {
+                name: replaced.expand(info.shape) if name in integers else torch.from_numpy(np.array(info.read()))
+                for name, info in checkpoint.folder.tensors.items()
+            },
         }
         with torch.device("meta"):
             loader, source = type(loader.from_config(config)), None

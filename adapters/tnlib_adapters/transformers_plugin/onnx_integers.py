@@ -17,7 +17,8 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.engine_tensors import IntegerTensor
-from tnlib_adapters.factors.integers import IntegerFormat, pack, round_to_nearest
+from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
+from tnlib_adapters.factors.packing import pack
 from tnlib_adapters.transformers_plugin.quantizer import find_place
 
 _BITS = (2, 4, 8)
@@ -61,14 +62,14 @@ class IntegerLinear(nn.Module):
 
 
 class IntegerTable(nn.Module):
-    """A table of embeddings in 8 bits, to be exported."""
+    """A table of embeddings in 8 bits, to be exported; its width is that of integer weights, a multiple of a block."""
 
     codes: Tensor
     scales: Tensor
 
     def __init__(self, table: Array) -> None:
         super().__init__()
-        self.block = next(block for block in (*_BLOCKS, 0) if block == 0 or table.shape[1] % block == 0)
+        self.block = next(block for block in _BLOCKS if table.shape[1] % block == 0)
         rounded = round_to_nearest(table, IntegerFormat(_TABLE_BITS, 1, self.block, has_zero=True))
         codes = (rounded.codes.astype(np.int16) + 2 ** (_TABLE_BITS - 1)).astype(np.uint8)
         self.register_buffer("codes", torch.from_numpy(codes))
@@ -92,32 +93,37 @@ def integer_weights(checkpoint: Checkpoint) -> dict[str, IntegerTensor]:
 
 
 def check_weights(weights: Mapping[str, IntegerTensor]) -> None:
-    """Raise if onnxruntime has no operator for a width or a group of these weights."""
+    """Raise if onnxruntime has no operator for a width, a group or a zero of these weights."""
+    advice = "compress with layout 'onnxruntime' (--layout onnxruntime)."
     for name, info in weights.items():
-        n_blocks = info.n_groups
-        block = info.shape[1] // n_blocks
-        if info.n_bits not in _BITS or block not in _BLOCKS or block * n_blocks != info.shape[1]:
+        (_, n_in), n_groups, zero = info.shape, info.n_groups, 2 ** (info.n_bits - 1)
+        block = n_in // n_groups
+        if info.n_bits not in _BITS or block not in _BLOCKS or block * n_groups != n_in:
             raise ArgumentError(
                 f"export_onnx: weights in integers must have {', '.join(map(str, _BITS))} bits in groups of "
                 f"{', '.join(map(str, _BLOCKS))} inputs for onnxruntime, got {name!r} of {info.n_bits} bits in groups "
-                f"of {block}; compress with layout 'onnxruntime' (--layout onnxruntime)."
+                f"of {block}; {advice}"
             )
+        if (info.groups() != np.arange(n_in) // block).any():
+            raise ArgumentError(
+                f"export_onnx: the groups of {name!r} must be of {block} consecutive inputs for onnxruntime, got "
+                f"another order (desc_act); {advice}"
+            )
+        if (info.zeros() != zero).any():
+            raise ArgumentError(f"export_onnx: the code of 0 must be {zero} in {name!r}, got others; {advice}")
 
 
 def use_integers(model: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """Replace the linear layers of integer weights, and the table of token embeddings, of a model in memory."""
+    """Replace the linear layers of integer weights, and the table of token embeddings, of a model in memory.
+
+    The weights are those that `check_weights` admits.
+    """
     for name, info in integer_weights(checkpoint).items():
-        codes, zeros, scales, _ = info.read_integers()
-        if (zeros != 2 ** (info.n_bits - 1)).any():
-            raise ArgumentError(
-                f"export_onnx: the code of 0 must be {2 ** (info.n_bits - 1)} in {name!r}, got others; compress with "
-                "layout 'onnxruntime' (--layout onnxruntime)."
-            )
         place, linear = find_place(model, name.removesuffix(".weight").removeprefix(checkpoint.prefix))
         bias: Any = linear.bias
-        _set(model, place, IntegerLinear(codes.astype(np.uint8), scales.astype(np.float32), info.n_bits, bias))
-    table = checkpoint.wiring.embedding.table
-    if table is not None and checkpoint.wiring.reads == "tokens":
+        _set(model, place, IntegerLinear(info.codes().astype(np.uint8), info.scales(), info.n_bits, bias))
+    if checkpoint.wiring.reads == "tokens":
+        table = checkpoint.wiring.embedding.table
         place, _ = find_place(model, table.module.removeprefix(checkpoint.prefix))
         _set(model, place, IntegerTable(checkpoint.folder.tensors[table.weight].read_finite()))
     return model

@@ -20,7 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
-from tnlib_adapters.factors.config_section import KEY, MODULES, descriptions
+from tnlib_adapters.factors.config_section import KEY, MODULES, WEIGHTS_FILE, descriptions
 from tnlib_adapters.factors.factored_matrix import METHOD, Description, scale_name
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, no_numbers
 from tnlib_adapters.transformers_plugin.factored_modules import (
@@ -60,6 +60,13 @@ class TnlibQuantizer(HfQuantizer):
 
     requires_calibration = False
     quantization_config: TnlibConfig
+
+    def update_attn_implementation(self, config: Any) -> Any:
+        """Return the configuration without the entry that stops transformers where this plug-in is not imported."""
+        vars(config).pop(WEIGHTS_FILE, None)
+        return config
+
+    update_tp_plan = update_attn_implementation  # which earlier versions of transformers call
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         wiring = _wire(model.config)

@@ -228,6 +228,12 @@ PHI3 |= {"original_max_position_embeddings": 4096}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 SHORT, LONG = list(np.linspace(1, 2.5, 48)), list(np.linspace(1, 60, 48))
 
+
+def yarn(**options: Any) -> dict[str, Any]:
+    parameters = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096, **options}
+    return {**BIG, "max_position_embeddings": 65536, "rope_parameters": parameters}
+
+
 # The settings of released models, and those around their corners: name -> (class, config, length).
 VARIANTS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "llama 2": ("LlamaConfig", {**BIG, "max_position_embeddings": 4096}, None),
@@ -259,52 +265,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     ),
     "yarn, all options": (
         "LlamaConfig",
-        {
-            **BIG,
-            "max_position_embeddings": 65536,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 4096,
-                "beta_fast": 20,
-                "beta_slow": 2,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.7,
-                "truncate": False,
-            },
-        },
+        yarn(beta_fast=20, beta_slow=2, mscale=1.0, mscale_all_dim=0.7, truncate=False),
         None,
     ),
-    "yarn, no plane between fast and slow": (
-        "LlamaConfig",
-        {
-            **BIG,
-            "max_position_embeddings": 65536,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 4096,
-                "beta_fast": 8,
-                "beta_slow": 8,
-                "truncate": False,
-            },
-        },
-        None,
-    ),
-    "yarn, stated factor": (
-        "LlamaConfig",
-        {
-            **BIG,
-            "max_position_embeddings": 65536,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 4096,
-                "attention_factor": 1.1,
-            },
-        },
-        None,
-    ),
+    "yarn, no plane between fast and slow": ("LlamaConfig", yarn(beta_fast=8, beta_slow=8, truncate=False), None),
+    "yarn, stated factor": ("LlamaConfig", yarn(attention_factor=1.1), None),
     "phi 3, short": (
         "Phi3Config",
         {**PHI3, "rope_parameters": {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}},

@@ -144,9 +144,13 @@ def test_compositions_name_what_is_missing(model: Checkpoint) -> None:
 
 def test_a_vocabulary_belongs_to_its_model(model: Checkpoint) -> None:
     other = circuits.read_vocabulary(open_checkpoint(builtin_path("llama")))
-    for function in (circuits.copying, circuits.read_head, circuits.score_shares):
-        with refused(ValueError, "vocabulary must have 64 features", "got 128"):
-            function(model, 0, 0, vocabulary=other)
+    for function, name in (
+        (circuits.copying, "inputs"),
+        (circuits.read_head, "inputs"),
+        (circuits.score_shares, "vocabulary"),
+    ):
+        with refused(ValueError, f"{name} must have 64 features", "got 128"):
+            function(model, 0, 0, **{name: other})
     with refused(TypeError, "weight_scores: vocabulary must be a Vocabulary, got int"):
         circuits.weight_scores(model, vocabulary=3)  # type: ignore[arg-type]
     with refused(ValueError, "copying: layer must lie between 0 and 1"):

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tnlib_adapters import Budget, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.options import ENGINES  # noqa: E402
+from tnlib_adapters.compression.engine_layouts import ENGINES  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import refused
 from tnlib_adapters.factors.engine_tensors import (
     COMPRESSED_TENSORS,
     DESCRIBE,
@@ -23,7 +24,7 @@ from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round
 from tnlib_adapters.files.folder import open_folder
 from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
 
-from tnlib import FileFormatError
+from tnlib import ArgumentError, FileFormatError
 
 STORED_AS = (GPTQ, COMPRESSED_TENSORS)
 formats = st.builds(IntegerFormat, st.sampled_from(BITS), st.just(0), st.sampled_from((0, 32)), st.just(True))
@@ -102,6 +103,26 @@ def test_gptq_in_another_order_of_inputs_with_zeros_of_its_own(tmp_path: Path) -
         assert np.array_equal(found["m.weight"].read(), wanted.T)
 
 
+def test_what_onnxruntime_has_no_operator_for_is_refused(tmp_path: Path) -> None:
+    onnx_integers = pytest.importorskip("tnlib_adapters.transformers_plugin.onnx_integers")
+    form = IntegerFormat(4, 0, 32, has_zero=True)
+    changes = {
+        "consecutive": ("m.g_idx", lambda stored: stored[::-1]),
+        "code of 0": ("m.qzeros", lambda stored: -stored),
+    }
+    for word, (name, change) in {"": ("", None), **changes}.items():
+        tensors = [
+            entry._replace(values=np.ascontiguousarray(change(entry.values))) if entry.name == name else entry
+            for entry in entries(GPTQ, "m", rounded(form))
+        ]
+        weights = opened(tmp_path, DESCRIBE[GPTQ]({"m": form}), tensors)
+        if not word:
+            onnx_integers.check_weights(weights)
+            continue
+        with refused(ArgumentError, word):
+            onnx_integers.check_weights(weights)
+
+
 def test_zeros_of_compressed_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pack = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers").pack_to_int32
@@ -119,9 +140,9 @@ def test_zeros_of_compressed_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored_as", STORED_AS)
-@pytest.mark.parametrize("change", ["cut", "leave out", "dtype", "flat", "group", "nan"])
+@pytest.mark.parametrize("change", ["cut", "leave out", "dtype", "flat", "group", "indivisible", "nan"])
 def test_damaged_integers_are_refused_by_name(stored_as: str, change: str, tmp_path: Path) -> None:
-    form = IntegerFormat(4, 0, 32, has_zero=True)
+    form = IntegerFormat(4, 0, 20 if change == "indivisible" else 32, has_zero=True)
     tensors = {entry.name: entry for entry in entries(stored_as, "m", rounded(form))}
     scale = "m.scales" if stored_as == GPTQ else "m.weight_scale"
     codes = "m.qweight" if stored_as == GPTQ else "m.weight_packed"
@@ -133,6 +154,8 @@ def test_damaged_integers_are_refused_by_name(stored_as: str, change: str, tmp_p
         tensors[scale] = Entry(scale, "I32", tensors[codes].values)
     elif change == "flat":
         tensors[codes] = tensors[codes]._replace(values=tensors[codes].values.ravel())
+    elif change == "indivisible":  # and no groups of the inputs
+        tensors.pop("m.g_idx", None)
     elif change == "nan":
         tensors[scale] = Entry(scale, "F32", np.full(tensors[scale].values.shape, np.nan, np.float32))
     elif stored_as == GPTQ:

@@ -22,6 +22,7 @@ PASSING = {
     "weights": 40,
     "index": 100,
     "config": 200,
+    "integers": 300,
     "statistics": 100,
     "npy": 200,
     "zarr": 60,

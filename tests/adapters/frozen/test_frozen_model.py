@@ -95,7 +95,7 @@ def test_adjoints(name: str, saved: Any, recorded: Any) -> None:
     model = freeze(open_checkpoint(saved(name)[1]), recorded(name).tokens[0], feed_forward="jacobian")
     x, y = (normal(model.embedding.shape, seed=seed) for seed in (1, 2))
     for layer in (layer for block in model.blocks for layer in block.layers):
-        adjoint = layer.terms.H.apply(y) if isinstance(layer, FrozenAttention) else layer.adjoint(y)
+        adjoint = layer.terms.H.apply(y) if isinstance(layer, FrozenAttention) else layer.pull_back(y)[0]
         assert np.vdot(y, linear_part(layer, x)) == pytest.approx(np.vdot(adjoint, x), rel=1e-10)
 
 

@@ -104,6 +104,14 @@ def test_the_same_as_the_dense_model(model: str, method: str, folders: Folders) 
         assert_close(got, logits(dense), name)
 
 
+def test_without_the_plugin_one_sentence_names_the_import(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders("gpt2_lm", "heads")
+    auto = pytest.importorskip("transformers.quantizers.auto")
+    monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "tnlib")
+    with pytest.raises(ValueError, match=r"`import tnlib_adapters\.transformers_plugin` before from_pretrained"):
+        transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+
 @one_of_each
 def test_layers_refuse_input_of_another_width(model: str, method: str, folders: Folders) -> None:
     factored = [one for one in load(folders(model, method), model).modules() if isinstance(one, FactoredLinear)]

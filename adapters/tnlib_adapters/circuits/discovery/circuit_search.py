@@ -287,8 +287,9 @@ def find_circuit(
     Returns
     -------
     Circuit
-        The remaining terms and the loss without each; printed as a table. Every edge lies on a path from tokens,
-        positions or a bias to the logits; edges from which no path leads there are removed last.
+        The remaining terms and the loss without each; printed as a table. From every edge a path leads to the logits.
+        Edges that no path from tokens, positions or a bias reaches are removed too if the loss allows it: their writers
+        read replaced values alone.
 
     Raises
     ------

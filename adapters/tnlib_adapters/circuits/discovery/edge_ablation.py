@@ -139,7 +139,8 @@ class GatedModel:
         self._embedded = np.stack(list(embedded.values()))  # writer b n d
         self.layers, self._segments, self._logits = gated_layers(weights, len(embedded))
         self.writers = (*embedded, *(name for layer in self.layers for name in layer.writer_names))
-        self.readers = (*(name for layer in self.layers for name in layer.reader_names), "logits")
+        readers = [*(reader for layer in self.layers for reader in layer.readers), ("logits", "logits")]
+        self.readers, self._components = zip(*readers, strict=True)  # of every reader, the component that it belongs to
         self._open = self._open_gates()
         self._replaced: Array | None = None
         self._replaced = self._replacements(function, embedding)
@@ -179,10 +180,9 @@ class GatedModel:
 
         With `from_sources`, without those that no path from tokens, positions or a bias reaches either.
         """
-        components = [self.readers[r].removesuffix(" Q").removesuffix(" K").removesuffix(" V") for r, _ in self.edges]
-        pairs = [(self.writers[w], component) for (_, w), component in zip(self.edges, components, strict=True)]
+        pairs = [(self.writers[w], self._components[r]) for r, w in self.edges]
         kept = gates.astype(bool)
-        useful, reached = {"logits"}, {*self.writers} - {*components}
+        useful, reached = {"logits"}, {*self.writers} - {*self._components}
         for k in reversed(range(len(pairs))):  # readers of later layers come later
             if kept[k] and pairs[k][1] in useful:
                 useful.add(pairs[k][0])

@@ -146,18 +146,22 @@ class GatedLayer:
     writers: slice
 
     @property
-    def reader_names(self) -> list[str]:
-        """Names of the readers, in the order of the rows: by side, then by head."""
+    def components(self) -> list[str]:
+        """Heads, or the feed-forward layer."""
+        return [self.name] if self.heads is None else [f"{self.name}.{h}" for h in range(self.heads.n_heads)]
+
+    @property
+    def readers(self) -> list[tuple[str, str]]:
+        """Names of the readers and their components, in the order of the rows: by side, then by head."""
         if self.heads is None:
-            return [self.name]
-        return [f"{self.name}.{h} {side}" for side in SIDES for h in range(self.heads.n_heads)]
+            return [(self.name, self.name)]
+        return [(f"{name} {side}", name) for side in SIDES for name in self.components]
 
     @property
     def writer_names(self) -> list[str]:
         """Names of the writers: the heads, then the output bias; or the feed-forward layer."""
-        if self.heads is None:
-            return [self.name]
-        return [f"{self.name}.{h}" for h in range(self.heads.n_heads)] + [f"{self.name}.bias"] * self.heads.has_bias
+        has_bias = self.heads is not None and self.heads.has_bias
+        return self.components + [f"{self.name}.bias"] * has_bias
 
     @property
     def rows_by_head(self) -> Array:

@@ -194,8 +194,7 @@ def read_head(
     distance: int | None = None,
     n_vectors: int = 3,
     tokens: int = 5,
-    inputs: Inputs | None = None,
-    vocabulary: Vocabulary | None = None,
+    inputs: Inputs | Vocabulary = "embeddings",
 ) -> HeadReading:
     """Return the singular vectors of a head in tokens, with the adjacent norms folded in.
 
@@ -211,10 +210,8 @@ def read_head(
     n_vectors, tokens
         Number of pairs of singular vectors to print in tokens, and number of tokens at each of their ends.
     inputs
-        What the head reads for a token, "embeddings" or "first layer", see `read_vocabulary`; None for those of
-        `vocabulary`, or embeddings.
-    vocabulary
-        Result of `read_vocabulary(model)`; reuse it for several heads.
+        What the head reads for a token: "embeddings" or "first layer", see `read_vocabulary`, or its result, which
+        serves several heads.
 
     Returns
     -------
@@ -239,7 +236,7 @@ def read_head(
     effective = stream_head("read_head", model, layer, head)
     check_form("read_head", effective.attention, distance)
     omega, written = effective.attention.qk(0, distance), effective.attention.ov(0)
-    words = as_vocabulary("read_head", model, vocabulary, inputs)
+    words = as_vocabulary("read_head", model, inputs, "inputs")
     qk, ov = (singular_vectors(operator) for operator in (omega, written))
     chosen = np.sort(np.random.default_rng(0).permutation(len(words))[:_DRAWN])
     return HeadReading(

@@ -211,13 +211,13 @@ def _pulled_back(model: FrozenModel, readout: Array, bias: float, *, all_paths: 
                 values = branch.value_readouts(readout)
                 by_head, of_biases = branch.contributions(readout, values)
                 components += [(f"{name}.{h}", float(value)) for h, value in reversed(list(enumerate(by_head)))]
-                sources.append((f"{name}.bias", of_biases))
+                sources.append((f"{name}.bias", float(of_biases)))
                 added = branch.adjoint(values) if all_paths else None
             else:
                 added, of_biases = branch.pull_back(readout)
                 remainder = 0.0 if branch.remainder is None else float((readout * branch.remainder).sum())
-                components.append((name, float((readout * branch.output).sum()) - of_biases - remainder))
-                sources.append((f"{name} bias", of_biases))
+                components.append((name, float((readout * branch.output).sum() - of_biases - remainder)))
+                sources.append((f"{name} bias", float(of_biases)))
                 sources += [] if branch.remainder is None else [(f"{name} remainder", remainder)]
             if all_paths:
                 pulled = pulled + added

@@ -112,27 +112,27 @@ def path_orders(contributions: LogitContributions, counted: Counted = "heads") -
         counted_once = np.zeros_like(readouts)
         for branch in block.branches:
             is_counted = counted == "all" or isinstance(branch, FrozenHeads)
-            added = counted_once if is_counted else passed
-            of_biases = np.zeros(len(readouts))
-            for k, own in enumerate(readouts):
-                if isinstance(branch, FrozenHeads):
-                    values = branch.value_readouts(own)
-                    of_biases[k] = branch.contributions(own, values)[1]
-                    added[k] += branch.adjoint(values)
-                else:
-                    pulled, of_biases[k] = branch.pull_back(own)
-                    of_biases[k] += 0.0 if branch.remainder is None else float((own * branch.remainder).sum())
-                    added[k] += pulled
-            sources.append(of_biases)
+            if isinstance(branch, FrozenHeads):
+                values = branch.value_readouts(readouts)
+                pulled, of_sources = branch.adjoint(values), branch.contributions(readouts, values)[1]
+            else:
+                pulled, of_sources = branch.pull_back(readouts)
+                if branch.remainder is not None:
+                    of_sources += (readouts * branch.remainder).sum(axis=(1, 2))
+            if is_counted:
+                counted_once += pulled
+            else:
+                passed += pulled
+            sources.append(of_sources)
         readouts = readouts + passed
         if counted_once.any():
             readouts = np.concatenate([readouts, np.zeros_like(readouts[:1])])
             readouts[1:] += counted_once
     of_embedding = np.asarray((readouts * model.embedding).sum(axis=(1, 2)), np.float64)
-    of_sources = np.zeros(len(readouts))
+    total = np.zeros(len(readouts))
     for part in sources:
-        of_sources[: len(part)] += part
-    return PathOrders(of_embedding, of_sources, counted)
+        total[: len(part)] += part
+    return PathOrders(of_embedding, total, counted)
 
 
 def _through_norm(norm: FrozenNorm | None, readouts: Array, sources: list[Array]) -> Array:

@@ -158,7 +158,7 @@ class _Layer:
 
     def pull_back(self, readouts: Array) -> Array:
         """Return readouts behind the layers pulled back around the heads."""
-        pulled: Array = readouts + sum(other.adjoint(readouts) for other in self.others)
+        pulled: Array = readouts + sum(other.pull_back(readouts)[0] for other in self.others)
         return pulled
 
     def push(self, streams: Array) -> Array:
@@ -176,12 +176,12 @@ class _Layer:
         """
         for name, heads in self.attentions:
             n_heads = len(heads.patterns)
-            values, reads = _values(heads, streams), _readouts(heads, readouts)  # m h n dh
+            values, reads = _values(heads, streams), heads.value_readouts(readouts)  # m h n dh
             flat = (a.transpose(1, 0, 2, 3).reshape(n_heads, len(a), -1) for a in (reads, values))
             left, right = flat
             yield (
                 left @ right.transpose(0, 2, 1),
-                _pull_back_each(heads, reads[0]),
+                heads.head_adjoints(reads[0]),
                 [f"{name}.{h}" for h in range(n_heads)],
             )
 
@@ -189,29 +189,14 @@ class _Layer:
 def _values(heads: FrozenHeads, streams: Array) -> Array:
     """Return the weighted values of streams (m, n, d), (m, heads, n, d_value)."""
     x = streams if heads.before is None else heads.before.linear(streams)
-    values = np.stack([x @ own for own in heads.layer.W_V], axis=1)  # m kv n [d] dh
-    shared = heads.layer.n_heads // len(heads.layer.W_V)
-    return np.asarray(heads.weights @ np.repeat(values, shared, axis=1))
+    values = heads.layer.repeated(np.stack([x @ own for own in heads.layer.W_V]))  # h m n [d] dh
+    return np.asarray(heads.weights @ values.swapaxes(0, 1))  # m h n [n'] dh
 
 
 def _write(heads: FrozenHeads, values: Array) -> Array:
     """Return what each head writes from weighted values (heads, n, d_value), (heads, n, d)."""
     written = values @ heads.output_weights
     return np.asarray(written if heads.behind is None else written / heads.behind.divisors)
-
-
-def _readouts(heads: FrozenHeads, readouts: Array) -> Array:
-    """Return readouts (m, n, d) pulled back to the weighted values, (m, heads, n, d_value)."""
-    y = readouts if heads.behind is None else heads.behind.adjoint(readouts)
-    return np.stack([y @ own.T for own in heads.layer.W_O], axis=1)
-
-
-def _pull_back_each(heads: FrozenHeads, reads: Array) -> Array:
-    """Return readouts of weighted values (heads, n, d_value) pulled back through each head, (heads, n, d)."""
-    shared = heads.layer.n_heads // len(heads.layer.W_V)
-    weights = np.repeat(heads.layer.W_V, shared, axis=0)
-    x = heads.weights.transpose(0, 2, 1) @ reads @ weights.transpose(0, 2, 1)
-    return np.asarray(x if heads.before is None else heads.before.adjoint(x))
 
 
 def _streams(layers: Sequence[_Layer], embedding: Array) -> Iterator[Array]:

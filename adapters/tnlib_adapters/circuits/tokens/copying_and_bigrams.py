@@ -7,8 +7,8 @@ it attends to tends to have eigenvalues with positive real parts. The copying sc
     sum_k lambda_k / sum_k |lambda_k|  =  tr(W R) / sum_k |lambda_k|,    from -1 to 1.
 
 W_E is the head's input for each token alone: its embedding, or the stream that the first layer makes of it. Neither is
-right for all heads of a deep model. The mean over tokens is subtracted from W_U: softmax is invariant to a
-vector added to every column of the unembedding.
+right for all heads of a deep model. The mean over tokens is subtracted from W_U: softmax is invariant to a vector added
+to every column of the unembedding.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def copying(
     layer: int,
     head: int,
     *,
-    inputs: Inputs | None = None,
-    vocabulary: Vocabulary | None = None,
+    inputs: Inputs | Vocabulary = "embeddings",
     sample: int | None = None,
     rng: int | np.random.Generator = 0,
 ) -> Copying:
@@ -91,9 +90,8 @@ def copying(
     layer, head
         Indices, from 0.
     inputs
-        "embeddings" or "first layer", see `read_vocabulary`; None for those of `vocabulary`, or embeddings.
-    vocabulary
-        Result of `read_vocabulary(model)`; reuse it for several heads.
+        What the head reads for a token: "embeddings" or "first layer", see `read_vocabulary`, or its result, which
+        serves several heads.
     sample
         Number of tokens sampled for the ranks; None: all, which takes seconds per head for GPT-2. Eigenvalues always
         use all tokens. Memory grows linearly with the vocabulary.
@@ -123,7 +121,7 @@ def copying(
     (True, False)
     """
     effective = stream_head("copying", model, layer, head)
-    words = _ends_in_logits("copying", model, vocabulary, inputs)
+    words = _ends_in_logits("copying", model, inputs)
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
         chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
@@ -132,14 +130,14 @@ def copying(
 
 @accepts_models
 @single_threaded_blas
-def copying_scores(model: Checkpoint, *, inputs: Inputs | None = None, vocabulary: Vocabulary | None = None) -> Array:
+def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary = "embeddings") -> Array:
     """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
 
     Parameters
     ----------
     model
         A checkpoint or transformers model with an unembedding.
-    inputs, vocabulary
+    inputs
         As in `copying`.
 
     Returns
@@ -159,7 +157,7 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | None = None, vocabular
     >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
     array([1., 1., 1., 1.])
     """
-    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), vocabulary, inputs)
+    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), inputs)
     scores = np.zeros((model.n_layers, model.sizes.n_heads))
     between = None
     for at in np.ndindex(scores.shape):
@@ -207,10 +205,8 @@ def _score(eigenvalues: Array) -> float:
     return float(eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
 
 
-def _ends_in_logits(
-    function: str, model: Checkpoint, vocabulary: Vocabulary | None, inputs: Inputs | None
-) -> Vocabulary:
-    words = as_vocabulary(function, model, vocabulary, inputs)
+def _ends_in_logits(function: str, model: Checkpoint, inputs: Inputs | Vocabulary) -> Vocabulary:
+    words = as_vocabulary(function, model, inputs, "inputs")
     if not words.ends_in_logits:
         raise ArgumentError(
             f"{function}: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "

@@ -254,28 +254,23 @@ def _centred_columns(columns: Array, norm: Norm | None) -> Array:
 
 
 def as_vocabulary(
-    function: str, model: Checkpoint, vocabulary: Vocabulary | None, inputs: Inputs | None = None
+    function: str, model: Checkpoint, vocabulary: Inputs | Vocabulary | None, parameter: str = "vocabulary"
 ) -> Vocabulary:
-    """Return the given vocabulary, validated, or load that of the model; None for the inputs of the vocabulary."""
+    """Return the given vocabulary, validated, or load that of the model with the given inputs; None for embeddings."""
     as_one_stream(function, model, "model")
-    if inputs is not None:
-        check_choice(function, "inputs", inputs, get_args(Inputs))
-    if vocabulary is None:
-        return _with_inputs(model, _read(function, model, "model"), inputs or "embeddings")
+    if vocabulary is None or isinstance(vocabulary, str):
+        inputs: Inputs = "embeddings" if vocabulary is None else vocabulary
+        check_choice(function, parameter, inputs, get_args(Inputs))
+        return _with_inputs(model, _read(function, model, "model"), inputs)
     if not isinstance(vocabulary, Vocabulary):
         raise ArgumentTypeError(
-            f"{function}: vocabulary must be a Vocabulary, got {type(vocabulary).__name__}; "
+            f"{function}: {parameter} must be a Vocabulary, got {type(vocabulary).__name__}; "
             "pass read_vocabulary(model)."
         )
     if vocabulary.table.shape[1] != model.sizes.d_model:
         raise ArgumentError(
-            f"{function}: vocabulary must have {model.sizes.d_model} features, as the model has, got "
+            f"{function}: {parameter} must have {model.sizes.d_model} features, as the model has, got "
             f"{vocabulary.table.shape[1]}; pass read_vocabulary(model)."
-        )
-    if inputs not in (None, vocabulary.inputs):
-        raise ArgumentError(
-            f"{function}: inputs must be those of the vocabulary, {vocabulary.inputs!r}, got {inputs!r}; pass "
-            f"read_vocabulary(model, inputs={inputs!r})."
         )
     return vocabulary
 

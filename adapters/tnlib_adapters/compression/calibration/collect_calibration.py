@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.calibration.selected_weights import SelectedWeights, WeightGroup
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
+from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
 from tnlib_adapters.compression.calibration.statistics_files import StatisticsFiles, digest_of_tokens, origin_of
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
@@ -85,7 +85,7 @@ def collect_calibration(
         factorise(group, statistics)
 
     if not files.is_complete():
-        collect(model, places, sample, request.run.progress, streams=streams, save=save, done=files.done())
+        collect_groups(model, places, sample, request.run.progress, streams=streams, save=save, done=files.done())
         files.join()
     elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
         from tnlib_adapters.instrument.block_passes import Frame, forward

@@ -16,6 +16,7 @@ from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
@@ -26,7 +27,6 @@ from tnlib_adapters.compression.methods.quantized import (
     QuantizedWeight,
     RoundedProduct,
 )
-from tnlib_adapters.compression.options import ENGINES
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
@@ -76,10 +76,14 @@ def forms_of(request: Request) -> Forms:
     """Return the forms of weights that are options for a request."""
     budget, least = request.budget, _LEAST_WHOLE[request.effort]
     if request.layout in ENGINES:
-        engine = ENGINES[request.layout]
-        return Forms(budget.width, factors=False, widths=engine.bits, groups=engine.groups, has_zero=True)
+        widths, groups = ENGINES[request.layout].bits, ENGINES[request.layout].groups
+        if budget.width is not None:
+            widths, groups = (budget.width,), tuple(group for group in groups if group)
+        return Forms(factors=False, widths=widths, groups=groups, has_zero=True)
+    if budget.width is not None:
+        return Forms(factors=False, widths=(budget.width,), groups=(0,))
     factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
-    return Forms(budget.width, factors, budget.keep is not None)
+    return Forms(factors, budget.keep is not None)
 
 
 def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:

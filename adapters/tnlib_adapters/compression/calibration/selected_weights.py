@@ -46,7 +46,7 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class SelectedWeights:
-    """The weights of a checkpoint that `what` ("attention", "mlp" or "all") selects.
+    """The weights of a checkpoint that `what` ("all", "linear", "attention" or "mlp") selects.
 
     There are no layers for "mlp" and for attention on latent vectors.
     """

@@ -57,12 +57,41 @@ def collect(
     batches: Sequence[Batch],
     progress: Progress = quiet,
     *,
-    streams: Streams | None = None,
-    save: Callable[[int, Statistics], None] | None = None,
-    done: Collection[int] = (),
     workspace: Workspace | None = None,
 ) -> Statistics:
-    """Return the statistics of the batches, collected block by block, last to first.
+    """Return the statistics of the batches.
+
+    Parameters
+    ----------
+    model, places, batches, progress
+        Those of `collect_groups`.
+    workspace
+        Memory and temporary files of what is returned; None for the default memory, without files.
+    """
+    from tnlib_adapters.instrument.block_passes import Streams
+
+    kept = [StoredArrays(workspace or Workspace()) for _ in range(3)]
+
+    def keep(_: int, statistics: Statistics) -> None:
+        for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
+            part.add(arrays)
+
+    streams = Streams.temporary(batches, model.sizes.d_model)
+    collect_groups(model, places, batches, progress, streams=streams, save=keep)
+    return Statistics(*kept)
+
+
+def collect_groups(
+    model: RunningModel,
+    places: Places,
+    batches: Sequence[Batch],
+    progress: Progress,
+    *,
+    streams: Streams,
+    save: Callable[[int, Statistics], None],
+    done: Collection[int] = (),
+) -> None:
+    """Collect the statistics of the batches block by block, last to first.
 
     Parameters
     ----------
@@ -75,25 +104,13 @@ def collect(
     progress
         Called as progress(stage, done, total).
     streams
-        For streams between blocks; those that are stored are used again. None for a temporary folder.
+        For streams between blocks; those that are stored are used again.
     save
-        Called with every group as it is done, in the place of a result; None to return all groups.
+        Called with every group as it is done.
     done
         Groups that are saved already.
-    workspace
-        Memory and temporary files of what is returned; None for the default memory, without files.
     """
-    from tnlib_adapters.instrument.block_passes import Streams
-
-    streams = streams or Streams.temporary(batches, model.sizes.d_model)
-    kept = [StoredArrays(workspace or Workspace()) for _ in range(3)]
-
-    def keep(_: int, statistics: Statistics) -> None:
-        for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
-            part.add(arrays)
-
-    _Collection(model, places, batches, streams, progress).run(save or keep, done)
-    return Statistics(*kept)
+    _Collection(model, places, batches, streams, progress).run(save, done)
 
 
 class _Collection:

@@ -24,7 +24,7 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
     checkpoint
         Not compressed.
     what
-        "attention", "mlp" or "all".
+        "all", "linear", "attention" or "mlp".
     modules
         The compressed matrices outside the attention, see `names_of`.
 

@@ -17,7 +17,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
+from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
 from tnlib_adapters.compression.layouts.structured_pruning import (
     RotaryPlanes,
     choose_neurons,
@@ -92,7 +92,7 @@ class NarrowedLayers:
         down = [layer.feed_forward.down.name for layer in wired if layer.feed_forward and self._fewer]
         used = {*down, *(f"{k}.{name}" for k in range(len(wired)) for name in ("oq" if self._heads_narrow else "o"))}
         places = {key: place for key, place in find_places(model, down).items() if key in used}
-        collect(model, places, sample, progress, streams=streams, save=self._choose)
+        collect_groups(model, places, sample, progress, streams=streams, save=self._choose)
         if self._heads_narrow:
             self.planes = choose_planes(self._plane_losses, self._widths.head // 2)
         n_steps = steps_of_model(model, streams, request.effort)

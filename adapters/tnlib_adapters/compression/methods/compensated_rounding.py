@@ -185,8 +185,10 @@ def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side)
                 base[:, j],
                 shift,
                 grid.steps(i, j),
-                _NONE if rows.lower is None else np.ascontiguousarray(rows.lower[i, i].T),
-                _NONE if columns.lower is None else np.ascontiguousarray(columns.lower[j, j]),
+                (
+                    _NONE if rows.lower is None else np.ascontiguousarray(rows.lower[i, i].T),
+                    _NONE if columns.lower is None else np.ascontiguousarray(columns.lower[j, j]),
+                ),
                 (grid.form.centre, *grid.form.code_range),
                 (codes[i, j], errors[i, j], mixed[:, j]),
             )
@@ -232,16 +234,16 @@ def _round_tile(
     base: Array,
     shift: Array,
     step: Array,
-    upper: Array,
-    lower: Array,
+    triangles: tuple[Array, Array],
     grid: tuple[float, int, int],
     out: tuple[Array, Array, Array],
 ) -> None:
     """Write codes, errors E and rows of L^T E of a tile (p, q), from the last entry to the first.
 
-    `base` is the weight plus the errors of rows of later tiles, `shift` the sum over columns of later tiles. `upper`
-    (p, p) and `lower` (q, q) are tiles of L^T and of M; (1, 1) if no errors are passed on.
+    `base` is the weight plus the errors of rows of later tiles, `shift` the sum over columns of later tiles.
+    `triangles` are tiles of L^T (p, p) and of M (q, q); (1, 1) if no errors are passed on.
     """
+    upper, lower = triangles
     centre, low, high = grid
     codes, errors, mixed = out
     p, q = weight.shape

@@ -21,7 +21,7 @@ from tnlib_adapters.factors.interpolative import pack
 
 
 def names_of(checkpoint: Checkpoint, what: str, *, with_text: bool = False) -> list[str]:
-    """Return the modules that `what` ("attention", "mlp", "all") selects, besides projections of attention.
+    """Return the modules that `what` selects ("all", "linear", "attention", "mlp"), besides projections of attention.
 
     They include all matrices of attention on latent vectors. "all" includes the embedding and the unembedding, which
     may be one matrix, but for those of `left_dense`.

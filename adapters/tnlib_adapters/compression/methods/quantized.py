@@ -89,8 +89,6 @@ class Forms:
 
     Parameters
     ----------
-    bits
-        Bits of the only form, a whole weight with the fewest scales; None for all forms.
     factors
         True for products of two factors too.
     fewer_numbers
@@ -101,7 +99,6 @@ class Forms:
         True for the grid of engines, whose groups divide the columns: the largest that does is an option.
     """
 
-    bits: int | None = None
     factors: bool = True
     fewer_numbers: bool = False
     widths: tuple[int, ...] = BITS
@@ -110,10 +107,11 @@ class Forms:
 
     def groups_of(self, length: int) -> list[int]:
         """Return the groups of a column of this length."""
-        if not self.has_zero:
-            return [group for group in self.groups if group < length]
-        dividing = [group for group in self.groups if group and length % group == 0]
-        return [*self.groups[: self.groups[0] == 0], *dividing[:1]]
+        column = [0] if 0 in self.groups else []
+        if self.has_zero:
+            largest = next((group for group in self.groups if group and length % group == 0), None)
+            return column + ([] if largest is None else [largest])
+        return column + [group for group in self.groups if 0 < group < length]
 
 
 class QuantizedWeight:
@@ -150,10 +148,7 @@ class QuantizedWeight:
     @cached_property
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
-        if self._forms.bits is not None:
-            groups = self._forms.groups_of(self.weight.shape[int(self._by_row)])[-1:] if self._forms.has_zero else (0,)
-            return self._whole((self._forms.bits,), groups)
-        candidates = self._whole(self._forms.widths)
+        candidates = self._whole()
         if self._forms.factors and not self._by_row and self.weight.any():  # zeros have no components
             candidates += self._factored()
         options = list[Option]()
@@ -181,14 +176,14 @@ class QuantizedWeight:
         form = IntegerFormat(option.bits, int(self._by_row), option.group, self._forms.has_zero)
         return round_compensated(whole, form, self._reads, self._slopes)
 
-    def _whole(self, widths: Sequence[int], groups: Sequence[int] | None = None) -> list[Option]:
-        """Return the whole weight in these widths and groups, with losses relative to the measured one at 3 bits."""
+    def _whole(self) -> list[Option]:
+        """Return the whole weight in all widths and groups, with losses relative to the measured one at 3 bits."""
         axis, options = int(self._by_row), list[Option]()
-        for group in self._forms.groups_of(self.weight.shape[axis]) if groups is None else groups:
+        for group in self._forms.groups_of(self.weight.shape[axis]):
             form = IntegerFormat(_MEASURED, axis, group, self._forms.has_zero)
             rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
             measured = self._loss(rounded.values())
-            for bits in widths:
+            for bits in self._forms.widths:
                 form = IntegerFormat(bits, axis, group if bits < 8 or self._forms.has_zero else 0, self._forms.has_zero)
                 expected = measured * (_OF_GROUPS if group else _OF_COLUMNS)[bits]
                 options.append(

@@ -161,13 +161,12 @@ def test_inputs_of_the_first_layer_are_streams_of_single_tokens(llama: Any) -> N
         stream = run(llama, [token]).residuals[1][0, 0]
         assert np.allclose(words.table[token], stream, atol=1e-5 * np.abs(stream).max())
     scores = copying_scores(llama, inputs="first layer")
-    assert scores[2, 3] == pytest.approx(copying(llama, 2, 3, vocabulary=words).score, abs=1e-6)
+    assert scores[2, 3] == pytest.approx(copying(llama, 2, 3, inputs=words).score, abs=1e-6)
     assert np.abs(scores - copying_scores(llama)).max() > 0.1
-    assert "first layer" in repr(copying(llama, 2, 3, vocabulary=words, sample=10))
-    with refused(ArgumentError, "inputs", "'first layer'"):
-        copying_scores(llama, inputs="embeddings", vocabulary=words)
-    with refused(ArgumentError, "inputs"):
-        read_vocabulary(llama, inputs="middle")  # type: ignore[arg-type]
+    assert "first layer" in repr(copying(llama, 2, 3, inputs=words, sample=10))
+    for function in (read_vocabulary, copying_scores):
+        with refused(ArgumentError, "inputs", "'first layer'"):
+            function(llama, inputs="middle")
 
 
 def test_mean_inputs_of_a_text_take_the_place_of_the_mean_embedding(llama: Any) -> None:

@@ -1,0 +1,104 @@
+"""Layouts of inference engines: widths and groups of linear layers, and models that they hold.
+
+Read by the command line: nothing here imports numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tnlib import ArgumentError
+from tnlib_adapters.compression.options import Budget
+
+if TYPE_CHECKING:
+    from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+
+QUANTIZED = "quantized"  # the method that rounds on the grids of engines
+_MULTIPLE = 32  # of inputs and outputs of every layer: codes and zeros fill words of 32 bits
+
+
+@dataclass(frozen=True)
+class EngineLayout:
+    """Linear layers that a layout of an inference engine holds, each in one of these widths.
+
+    Parameters
+    ----------
+    bits
+        Bits of a weight.
+    groups
+        Numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them.
+    of_causal, of_encoders
+        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
+        the engine has none.
+    """
+
+    bits: tuple[int, ...]
+    groups: tuple[int, ...]
+    of_causal: str
+    of_encoders: str
+
+    def format_of(self, *, predicts: bool) -> str:
+        """Return the format of the tensors of a model that predicts tokens, or of another."""
+        return self.of_causal if predicts else self.of_encoders
+
+
+ENGINES: Mapping[str, EngineLayout] = {
+    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), "gptq", ""),
+    "compressed-tensors": EngineLayout(
+        (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), "compressed-tensors", "compressed-tensors"
+    ),
+    "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), "gptq", "compressed-tensors"),
+}
+
+
+def check_engine_options(layout: str, method: str, budget: Budget, *, with_text: bool) -> None:
+    """Raise if the options ask for what integers of an engine cannot hold."""
+    if method != QUANTIZED or not with_text:
+        raise ArgumentError(
+            f"compress: layout {layout!r} must come with method {QUANTIZED!r} and a text, got method {method!r}"
+            f"{'' if with_text else ' and none'}; pass a file as calibration (--calibrate TEXT)."
+        )
+    if budget.keep is not None:
+        raise ArgumentError(
+            f"compress: keep must be left out for layout {layout!r}, which holds whole weights, got {budget.keep}; "
+            "pass bits."
+        )
+    widths = ENGINES[layout].bits
+    if budget.width is not None and budget.width not in widths:
+        raise ArgumentError(
+            f"compress: store must be of {', '.join(map(str, widths))} bits for layout {layout!r}, got "
+            f"{budget.store!r}; pass another."
+        )
+
+
+def check_engine(layout: str, checkpoint: Checkpoint) -> None:
+    """Raise if the linear layers of a model cannot be written in a layout of an engine."""
+    engine, wiring = ENGINES[layout], checkpoint.wiring
+    if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
+        raise ArgumentError(
+            f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
+            "'compressed-tensors' or 'factored'."
+        )
+    for layer in wiring.layers:
+        for held, linear in layer.attention.projections.items():
+            if len(held) > 1 or linear.stored != "out_in":
+                raise ArgumentError(
+                    f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got "
+                    f"{linear.name!r} of a {wiring.model_type} for {', '.join(held)}; pass layout 'factored' or "
+                    "'dense'."
+                )
+        both = next((own for own in layer.feed_forward_layers if own.gate is not None and own.gate == own.up), None)
+        if both is not None:
+            raise ArgumentError(
+                f"compress: layout {layout!r} needs gate and up in linear layers of their own, got a "
+                f"{wiring.model_type} with {both.up.name!r}; pass layout 'factored' or 'dense'."
+            )
+        for linear in (*layer.attention.matrices, *layer.feed_forward_matrices):
+            shape = checkpoint.folder.tensors[linear.weight].shape
+            if any(n % _MULTIPLE for n in shape):
+                raise ArgumentError(
+                    f"compress: layout {layout!r} needs multiples of {_MULTIPLE} inputs and outputs, got "
+                    f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
+                )
