@@ -5,7 +5,7 @@ import doctest
 import os
 import re
 import sys
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sphinx.util import logging
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "tnlib"
-release = version("tnlib")
+release = metadata.version("tnlib")
 html_title = f"tnlib {release}"
 author = "The tnlib developers"
 copyright = author
