@@ -268,6 +268,7 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
 DEFINED = {
     "README.md": ("3.11",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
+    "docs/gallery-induction.md": ("1.1", "1.2", "1.3"),
     "docs/stability.md": ("1.0", "0.2", "0.4", "3.11", "3.14"),
     "docs/serving.md": ("5.23", "3.1", "1.32", "5.7"),
 }
