@@ -209,9 +209,12 @@ def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:
     assert linked == there
 
 
+API = ("api.md", "api-adapters.md", "api-circuits.md")
+
+
 def public_names() -> dict[str, object]:
-    """The names in the lists of docs/api.md and api-adapters.md, as users type them, and their values."""
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.md", "api-adapters.md"))
+    """The names in the lists of the pages `API`, as users type them, and their values."""
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in API)
     names = re.findall(r"^   (tnlib\S*)$", text, flags=re.MULTILINE)
     assert len(set(names)) == len(names) > 150
     values = {}
