@@ -1,9 +1,9 @@
-"""Writes the page and its pictures from what was measured; nobody edits the numbers by hand."""
+"""Writes the pages and their pictures from what was measured; nobody edits the numbers by hand."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,18 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def write(data: dict[str, Any], page: Path) -> None:
-    """Write `page`, and its pictures into a folder `pictures` beside it."""
+    """Write `page`, the pages of times and of large problems, and the pictures into a folder beside them."""
     results = Results(data)
     folder = page.parent / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     names = draw(results, folder)
-    page.write_text("\n".join(text(results, names)).rstrip() + "\n", encoding="utf-8")
+    shown = {
+        name: f"![{words}](pictures/bench-{name}.png)\n\n" + textwrap.fill(f"*{caption}*", 118)
+        for name, (words, caption) in CAPTIONS.items()
+        if name in names
+    }
+    for name, own in (("", summary(results, shown)), ("-speed", speed(results)), ("-scale", scale(results, shown))):
+        page.with_stem(page.stem + name).write_text("\n".join(own).rstrip() + "\n", encoding="utf-8")
 
 
 def draw(results: Results, folder: Path) -> list[str]:
@@ -43,36 +49,37 @@ def draw(results: Results, folder: Path) -> list[str]:
         figures["speed"] = pictures.speed(results)
     if results.data.get("growth"):
         figures["growth"] = pictures.growth(results)
-    for group in {one["group"] for one in results.data.get("accuracy", {}).get("subjects", [])}:
-        figures[group] = pictures.accuracy(results, group)
+    if any(one["group"] == "states" for one in results.data.get("accuracy", {}).get("subjects", [])):
+        figures["states"] = pictures.accuracy(results, "states")
     for name, figure in figures.items():
         figure.savefig(folder / f"bench-{name}.png", dpi=150)
     return list(figures)
 
 
-def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the page."""
-    shown = {
-        name: f"![{words}](pictures/bench-{name}.png)\n\n" + textwrap.fill(f"*{caption}*", 118)
-        for name, (words, caption) in CAPTIONS.items()
-        if name in pictures
-    }
-    yield from (
-        "# Benchmarks",
-        "",
-        ABOUT,
-        f"The page is written by `{results.data['command']}`; the numbers are not edited by hand.",
-        "",
-    )
+def summary(results: Results, shown: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the first page."""
+    command = f"The page is written by `{results.data['command']}`; the numbers are not edited by hand."
+    yield from ("# Benchmarks", "", ABOUT, command, "")
     if "speed" in shown:
         yield from (shown["speed"], "")
     yield from _machine(results)
     yield from _summary(results)
-    if results.timed:
-        yield from ("## Speed", "", SPEED, "")
-        for case in results.timed:
-            yield from _case(results, case)
-        yield from _bounds(results)
+    if results.data.get("startup"):
+        yield from _startup(results)
+    yield from _bounds(results)
+    yield from _skipped(results)
+
+
+def speed(results: Results) -> Iterator[str]:
+    """Yield the lines of the page of times."""
+    yield from ("# Times of all libraries", "", SPEED, "")
+    for case in results.timed:
+        yield from _case(results, case)
+
+
+def scale(results: Results, shown: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of the page of growth, memory, large problems and accuracy."""
+    yield from ("# Growth, memory and accuracy", "", "Of the same run as [the benchmarks](benchmarks.md).", "")
     if results.data.get("growth"):
         yield from _growth(results, shown.get("growth", ""))
     if results.data.get("memory"):
@@ -85,12 +92,8 @@ def text(results: Results, pictures: Sequence[str]) -> Iterator[str]:
         yield from large_models.section(results.data["large"])
     if results.data.get("workers"):
         yield from cluster.section(results.data["scale"], results.data["workers"])
-    if results.data.get("startup"):
-        yield from _startup(results)
-    if results.data.get("accuracy"):
-        yield from ("## Accuracy", "", ACCURACY, "")
-        yield from (line for group in ("operators", "states") if group in shown for line in (shown[group], ""))
-    yield from _skipped(results)
+    if "states" in shown:
+        yield from ("## Accuracy", "", ACCURACY, "", shown["states"], "")
 
 
 CAPTIONS = {  # alternative text and caption
@@ -103,11 +106,6 @@ CAPTIONS = {  # alternative text and caption
         "Seconds against entries for tt_svd and against cores for round, with lines of slope one",
         "The time of tt_svd grows more slowly than the number of entries, that of round in proportion to the number of "
         "cores.",
-    ),
-    "operators": (
-        "Relative error against stored parameters for the QK and OV matrices and the stack of MiniLM",
-        "Lower and further to the left is better. The SVD is the best format of single heads; for the stack of a layer "
-        "no format is much smaller than the array at small errors.",
     ),
     "states": (
         "Relative error against stored parameters for the ground states of two spin chains",
@@ -131,11 +129,10 @@ values from LAPACK's SVD of the data, which are accurate for small values as wel
 or random sketches."""
 
 ACCURACY = """\
-The pictures show the relative Frobenius error against the number of stored parameters of all factors, as a fraction
-of the entries of the array. A curve ends at the size of the array. Thick lines are formats of tnlib, thin dashed
-lines those of peers. A matrix is split into legs as evenly as its sizes allow. A state is split into the halves of
-its chain for the SVD, into its sites for tensor trains, and into four groups of sites for Tucker and CP. MiniLM's QK
-and OV are means over the first heads of its layers, without biases."""
+The picture shows the relative Frobenius error against the number of stored parameters of all factors, as a fraction of
+the entries of the array. A curve ends at the size of the array. Thick lines are formats of tnlib, thin dashed lines
+those of peers. A state is split into the halves of its chain for the SVD, into its sites for tensor trains, and into
+four groups of sites for Tucker and CP. For QK and OV matrices of heads the SVD is the best format."""
 
 
 def _machine(results: Results) -> Iterator[str]:
@@ -176,7 +173,7 @@ def _case(results: Results, name: str) -> Iterator[str]:
     case = cases(results.data["scale"])[name]
     how = {entry.name: entry.how for entry in REGISTRY[name]}
     entries = sorted(results.timed[name].items(), key=lambda item: results.seconds(name, item[0]) or 0.0)
-    yield from (f"### {name}", "", f"{case.about}.", "")
+    yield from (f"## {name}", "", f"{case.about}.", "")
     yield from table(
         CASE_COLUMNS,
         (
@@ -204,7 +201,7 @@ def _call(how: str) -> tuple[str, str]:
 def _bounds(results: Results) -> Iterator[str]:
     if "machine" not in results.data:
         return
-    yield from ("### Bounds", "")
+    yield from ("## Bounds", "")
     yield "The bound of a case is the time of reading plus the time of arithmetic, at the rates at the top of this"
     yield "page, of the following work, where n is the size of a leg or mode, r the rank of the result (of the"
     yield "operands of `inner`, of the terms of `sum`), R the bond of the input (of `apply`: of the product), and d the"

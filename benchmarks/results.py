@@ -78,9 +78,9 @@ class Results:
         found = self.data.get("growth", {}).get(function)
         return slope(found["sizes"], found["seconds"]) if found else None
 
-    def startup(self, program: str, less: str = "") -> float | None:
+    def startup(self, program: str) -> float | None:
         found = self.data.get("startup")
-        return found[program] - (found[less] if less else 0.0) if found else None
+        return found[program] if found else None
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,5 @@ COMPARISONS = (
     Comparison("tucker", _EXTRA, lambda r: r.memory("tucker")),
     Comparison("tt_svd", "exponent of the time in the number of entries", lambda r: r.slope("tt_svd")),
     Comparison("round", "exponent of the time in the number of cores", lambda r: r.slope("round")),
-    Comparison(
-        "import",
-        "seconds in addition to the import of numpy",
-        lambda r: r.startup("import numpy, tnlib", "import numpy"),
-    ),
     Comparison("first small tt_svd", "seconds from the start of the process", lambda r: r.startup(FIRST)),
 )

@@ -172,6 +172,24 @@ def draw_frontier() -> Figure:
     return figure
 
 
+def draw_card() -> Figure:
+    """Draw three methods on all of MiniLM, for the first page."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.4, 2.8), layout="constrained")
+    ax = figure.subplots()
+    lines = lines_of(read_rows(bits.TABLES["minilm", "all"]), COLUMNS["mean"], "bits")
+    for method in ("nearest", "gptq", bits.TNLIB):
+        ax.plot(list(lines[method]), list(lines[method].values()), **({"linewidth": 1.6} | FRONTIER[method]))
+        (_, place, *_) = lines[method].items()
+        ax.annotate(NAMES[method], place, (5, 5), textcoords="offset points", color=FRONTIER[method]["color"])
+    ax.set_yscale("log")
+    ax.set_xlabel("bits per parameter")
+    ax.set_ylabel("1 - cosine similarity")
+    label_errors(ax)
+    return figure
+
+
 def name_of(method: str) -> str:
     """Return the name of a method as its authors write it: "GPTQ, activation order" for "gptq, activation order"."""
     name, comma, variant = method.partition(", ")
@@ -190,7 +208,7 @@ def label_errors(ax: Axes) -> None:
 
 
 def main() -> None:
-    for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier)):
+    for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier), ("card-bits", draw_card)):
         draw_picture().savefig(DOCS / "pictures" / f"{name}.png", dpi=150)
 
 

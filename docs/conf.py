@@ -5,6 +5,7 @@ import doctest
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,32 @@ from sphinx.util import logging
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "tnlib"
+release = metadata.version("tnlib")
+html_title = f"tnlib {release}"
 author = "The tnlib developers"
 copyright = author
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "figures", "mathml"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "figures",
+    "mathml",
+]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["tnlib.css"]
 html_math_renderer = "mathml"
 exclude_patterns = ["extensions", "pictures", "static", "templates"]
 templates_path = ["templates"]  # of the pages in docs/reference, one for every public name
-autodoc_typehints = "none"  # the docstrings give shapes, which types do not
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
 napoleon_google_docstring = False
 napoleon_attr_annotations = False
+napoleon_use_param = False  # "rtol, max_rank" is one entry
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
@@ -47,10 +62,20 @@ def run_gallery(app: Sphinx) -> None:
             logging.getLogger(__name__).warning("%s: %d of %d examples fail", page.name, *result)
 
 
+def language_of(code: str) -> str:
+    """Return the language of an indented block by its first word."""
+    first = code.split(maxsplit=1)[0]
+    commands, statements = ("$", "tnlib", "pip", "make", "python"), ("import", "from", "if", "model", ">>>")
+    return "bash" if first in commands else "python" if first in statements else "text"
+
+
 def prepare_code(app: Sphinx, doctree: nodes.document) -> None:
     """Remove the empty line at the end of every example, which doctest needs, and mark short names for the style."""
     for block in doctree.findall(nodes.literal_block):
         block[0] = nodes.Text(block.astext().rstrip())
+        block.rawsource = block.astext()  # a block whose text differs from its source is not highlighted
+        if "language" not in block:
+            block["language"] = language_of(block.astext())
     for name in doctree.findall(nodes.literal):
         if len(name.astext()) <= 24:
             name["classes"].append("short")

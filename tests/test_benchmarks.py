@@ -153,13 +153,12 @@ def test_comparisons_are_read_off_one_run() -> None:
     assert found["tt24", "speed-up over the fastest peer that uses an SVD of the data"] == pytest.approx(40)
     assert found["tt_svd", "peak memory beside input and result, relative to the input"] == 0.5
     assert found["tt_svd", "exponent of the time in the number of entries"] == pytest.approx(1)
-    assert found["import", "seconds in addition to the import of numpy"] == pytest.approx(0.05)
     assert found["round", "speed-up over torchTT"] is None
 
 
-def test_the_page_is_written_from_what_was_measured(tmp_path: Path) -> None:
+def test_the_pages_are_written_from_what_was_measured(tmp_path: Path) -> None:
     report.write(measured(), tmp_path / "benchmarks.md")
-    text = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("benchmarks*.md")))
     assert "Model T" in text
     assert "| tt24 | speed-up over the fastest peer (quimb, Gram mode) | 10 |" in text
     assert "| **tnlib** | 0.15 | 0.1 |  | 0.0002 | 1 2 1 | 1,234 |" in text

@@ -68,8 +68,8 @@ def test_the_first_table_of_the_readme_has_the_numbers_of_the_pages() -> None:
     assert study is not None
     for number in (*study.groups(), "3.00 bits"):
         assert number in rounding
-    benchmarks = texts["docs/benchmarks.md"]
-    cells = benchmarks[benchmarks.index("### tt24") : benchmarks.index("### tt32")]
+    benchmarks = texts["docs/benchmarks-speed.md"]
+    cells = benchmarks[benchmarks.index("## tt24") : benchmarks.index("## tt32")]
     for library, name in (("**tnlib**", "0"), ("TeNPy", "TeNPy: "), ("quimb, Gram mode", "quimb by Gram matrices: ")):
         seconds = re.search(rf"^\| {re.escape(library)} \| ([\d.]+) \|", cells, re.MULTILINE)
         assert seconds is not None
@@ -209,15 +209,18 @@ def test_every_notion_of_the_gallery_is_found_by_its_name() -> None:
     assert linked == there
 
 
+API = ("api.md", "api-adapters.md", "api-circuits.md")
+
+
 def public_names() -> dict[str, object]:
-    """The names in the lists of docs/api.md, as users type them, and their values."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    """The names in the lists of the pages `API`, as users type them, and their values."""
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in API)
     names = re.findall(r"^   (tnlib\S*)$", text, flags=re.MULTILINE)
     assert len(set(names)) == len(names) > 150
     values = {}
     for name in names:
         module, _, member = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), member), f"docs/api.md names {name}"
+        assert hasattr(importlib.import_module(module), member), f"a page names {name}"
         values[name] = getattr(importlib.import_module(module), member)
     return values
 
@@ -268,6 +271,7 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
 DEFINED = {
     "README.md": ("3.11",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
+    "docs/gallery-induction.md": ("1.1", "1.2", "1.3"),
     "docs/stability.md": ("1.0", "0.2", "0.4", "3.11", "3.14"),
     "docs/serving.md": ("5.23", "3.1", "1.32", "5.7"),
 }
@@ -293,7 +297,7 @@ def is_rounded_from(said: str, measured: list[float]) -> bool:
     return any(abs(value - float(said)) <= 0.5001 * unit for value in measured)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("CHANGELOG.md", "docs/benchmarks.md")])
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md" and "benchmarks" not in page])
 def test_a_decimal_number_of_the_prose_is_in_a_table_or_an_example(page: str) -> None:
     prose, rest = prose_and_rest(page)
     measured = [float(number) for number in MEASURED.findall(rest)]
@@ -301,6 +305,7 @@ def test_a_decimal_number_of_the_prose_is_in_a_table_or_an_example(page: str) ->
         tables = (ROOT / "docs" / "tables").glob("bits-*.csv" if "bits" in page else "ranks-*.csv")
         measured += [float(number) for path in tables for number in MEASURED.findall(path.read_text(encoding="utf-8"))]
     if page == "docs/algorithms.md":
-        measured += [float(number) for number in MEASURED.findall("\n".join(prose_and_rest("docs/benchmarks.md")))]
+        texts = ["\n".join(prose_and_rest(other)) for other in PAGES if "benchmarks" in other]
+        measured += [float(number) for text in texts for number in MEASURED.findall(text)]
     said = [number for number in MEASURED.findall(prose) if number not in DEFINED.get(page, ())]
     assert [number for number in said if not is_rounded_from(number, measured)] == []

@@ -6,6 +6,7 @@ Exit statuses: 0 success; 1 the reader of a pipe has gone; 2 wrong arguments or 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def demo(out: Path, force: bool) -> None:
         result = run_demo(out, force=force, progress=progress)
     from tnlib_adapters.demo import story
 
-    click.echo("\n\n".join(story(result)))
+    click.echo("\n\n".join(story(result, min(100, max(60, shutil.get_terminal_size((100, 24)).columns)))))
 
 
 @main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS})

@@ -38,7 +38,7 @@ STORE = "int4"
 
 @dataclass(frozen=True)
 class SizeAndLoss:
-    """Bytes, bits per original number and multiplications per token of the attention; loss in nats per token."""
+    """Bytes, bits per original parameter and multiplications per token of the attention; loss in nats per token."""
 
     label: str
     n_bytes: int
@@ -71,7 +71,7 @@ def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
 def low_rank(checkpoint: Checkpoint, keep: float, out: Path) -> SizeAndLoss:
     """Compress the model to a folder: the QK and OV operator of every head as factors in 4 bits."""
     report = compress(checkpoint.folder.path, out, Budget(keep=keep, store=STORE), what="attention")
-    label = f"low rank, {100 * keep:.0f} % of the numbers, in 4 bits"
+    label = f"low rank, {100 * keep:.0f} % of the parameters, in 4 bits"
     (loss,) = (value for name, value in report.quality.items() if name.endswith("after"))
     return _measured(label, report.compressed(report.bytes_after), checkpoint, open_checkpoint(out), loss)
 
@@ -117,7 +117,7 @@ def loss_against_size(original: SizeAndLoss, rounded: Sequence[SizeAndLoss], low
             )  # fmt: skip
     ax.axhline(original.loss, color="black", lw=0.8, ls=":", label=f"original, {original.n_bytes / 1e3:.0f} kB")
     ax.set(
-        xscale="log", yscale="log", xlabel="kB of the attention (labels: bits per number)",
+        xscale="log", yscale="log", xlabel="kB of the attention (labels: bits per parameter)",
         ylabel="loss on held-out sequences (nats)", title="Attention of the built-in model; lower left is better",
     )  # fmt: skip
     for axis, ticks in ((ax.xaxis, (10, 15, 20, 30)), (ax.yaxis, (0.5, 1, 2))):
@@ -230,21 +230,24 @@ _MODEL = (
     "The model: two attention layers of four heads, 55,936 parameters, trained to continue a sequence of random tokens "
     "that occurs for the second time. It is part of the package; in tnlib compress its name is builtin."
 )
-_NEXT = """\
+_NEXT = (
+    "rounds the weights of your model to 4 bits on average, with fewer bits for weights that change its output less. "
+    "Measured on SmolLM2-135M-Instruct in onnxruntime: 538 MB -> 116 MB, a quarter of the divergence of plain rounding."
+)
+_COMMANDS = """\
 Next: pip install 'tnlib[torch]'
-      tnlib compress IN OUT --calibrate TEXT
-rounds the weights of your model, with fewer bits for weights that change its output less.\
+      tnlib compress IN OUT --calibrate TEXT\
 """
-_WIDTH = 100
 _MOST_FINDINGS = 4
 
 
-def story(demo: Demo) -> list[str]:
+def story(demo: Demo, width: int = 100) -> list[str]:
     """Return the paragraphs: the model, the compression, its cost beside rounding, the heads, what to open."""
     before, after = demo.original, demo.written
+    filled = partial(_filled, width=width)
     return [
-        _filled(_MODEL),
-        _filled(
+        filled(_MODEL),
+        filled(
             f"The compression: only the attention is compressed, {_kb(before)} -> {_kb(after)}, "
             f"{before.n_bytes / after.n_bytes:.1f} times smaller. {100 * KEEP:.0f} % of its parameters are kept, as "
             "low-rank factors of the QK and OV operators, rounded to 4 bits. Multiplications per token in its weights: "
@@ -252,10 +255,10 @@ def story(demo: Demo) -> list[str]:
             f"{before.multiplications / after.multiplications:.1f} times fewer."
         ),
         _table(demo),
-        _filled(f"Conclusion: {verdict(after, demo.rounded)}"),
-        "\n".join(["Inside the model:", *(_filled(text, "  - ") for text, _ in demo.findings[:_MOST_FINDINGS])]),
+        filled(f"Conclusion: {verdict(after, demo.rounded)}"),
+        "\n".join(["Inside the model:", *(filled(text, start="  - ") for text, _ in demo.findings[:_MOST_FINDINGS])]),
         _files(demo),
-        _NEXT,
+        f"{_COMMANDS}\n{filled(_NEXT)}",
     ]
 
 
@@ -279,19 +282,18 @@ def verdict(written: SizeAndLoss, rounded: Sequence[SizeAndLoss]) -> str:
     return " ".join(sentences)
 
 
-def _filled(text: str, start: str = "") -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
+def _filled(text: str, width: int, start: str = "") -> str:
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
 
 
 def _table(demo: Demo) -> str:
     points = sorted((demo.original, demo.written, *demo.rounded), key=lambda point: -point.n_bytes)
     width = max(len(point.label) for point in points)
     lines = [
-        f"  {point.label:<{width}}  {_kb(point):>8}  {point.bits:4.1f} bits per number  loss {point.loss:.3f}"
-        for point in points
+        f"  {point.label:<{width}}  {_kb(point):>8}  {point.bits:4.1f} bits  loss {point.loss:.3f}" for point in points
     ]
-    head = f"Cost: loss on held-out sequences, in nats per token; chance is {demo.chance:.3f}."
-    return "\n".join([head, *lines])
+    head = ["Cost: bits per parameter; loss on held-out sequences, in nats per token;", f"chance is {demo.chance:.3f}."]
+    return "\n".join([*head, *lines])
 
 
 def _files(demo: Demo) -> str:

@@ -6,6 +6,7 @@ write `\\hat x{}_i`, not `\\hat x_i`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -31,10 +32,12 @@ def displayed(translator: HTML5Translator, node: nodes.math_block) -> None:
 def mathml(node: nodes.math | nodes.math_block, *, as_block: bool) -> str:
     """Return the MathML of a formula; TeX that the converter does not know is a warning."""
     try:
-        return str(tex2mathml(node.astext(), as_block=as_block))
+        code = str(tex2mathml(node.astext(), as_block=as_block))
     except MathError as error:
         logging.getLogger(__name__).warning("%s: %s", error, node.astext(), location=node)
         return ""
+    # both bars of a norm in one size: the closing one is inside of its index, where it would not stretch
+    return re.sub(r"<mo[^>]*>‖</mo>", '<mo stretchy="false">‖</mo>', code)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -99,8 +99,8 @@ def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
     runner = CliRunner(charset=charset)
     result = runner.invoke(cli.main, [*COMPRESS, str(out)], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    (last,) = result.stdout.splitlines()[-1:]
-    assert "written to" in last
+    *_, written, _, last = result.stdout.splitlines()
+    assert "written to" in written
     assert ("\u4e2d" in last) == (charset == "utf-8")
     assert (r"\u4e2d" in last) == (charset == "latin-1")  # click writes UTF-8 where it finds ASCII
     assert "Traceback" not in result.output
@@ -131,8 +131,8 @@ def test_narrow_terminals_show_every_cell(tmp_path: Path) -> None:
             "QK error": f"{layer['qk_error']:.4f}",
             "OV error": f"{layer['ov_error']:.4f}",
             "worst head": f"{layer['worst']:.4f}",
-            "numbers before": f"{layer['n_before']:,}",
+            "parameters before": f"{layer['n_before']:,}",
             "after": f"{layer['n_after']:,}",
         }
     start = cells.index(("layer", ": ", "all"))
-    assert [name for name, _, _ in cells[start : start + 3]] == ["layer", "numbers before", "after"]
+    assert [name for name, _, _ in cells[start : start + 3]] == ["layer", "parameters before", "after"]

@@ -57,7 +57,8 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
                  "  - Head 0.3 is one.", "Open first: out/loss_against_size.png",
                  "pip install 'tnlib[torch]'"):  # fmt: skip
         assert part in " ".join(text.split()) or part in text
-    assert max(map(len, text.splitlines())) <= 100
+    for width in (60, 80, 100):
+        assert max(map(len, "\n".join(story(demo, width)).splitlines())) <= max(width, 73)
 
 
 def test_a_folder_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:

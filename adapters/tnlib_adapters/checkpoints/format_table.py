@@ -120,7 +120,7 @@ def compare_formats(
     if not isinstance(keep, int | float | np.number) or isinstance(keep, bool):
         raise ArgumentTypeError(f"compare_formats: keep must be a number, got {keep!r}; pass for example keep=0.25.")
     if not 0 < keep <= 1:
-        raise ArgumentError(f"compare_formats: keep must lie in (0, 1], got {keep}; it is a fraction of the numbers.")
+        raise ArgumentError(f"compare_formats: keep must lie in (0, 1], got {keep}; it is a share of the parameters.")
     for name in formats if is_list(formats) else (formats,):
         if not is_one_of(name, _FORMATS):
             known = ", ".join(map(repr, _FORMATS))

@@ -70,7 +70,7 @@ class Budget:
         Instead of `keep`, for layout "narrow": `head_dim`, `intermediate_size` or both, as in config.json.
     store
         Number format of the factors. "float" writes them in the dtype of the weights, "int8" in one byte per number,
-        rounded to nearest, with a scale for every component; "int4", "int3" and "int2" in so many bits per number,
+        rounded to nearest, with a scale for every component; "int4", "int3" and "int2" in so many bits per parameter,
         packed, with a scale for every 64 numbers. Biases are not rounded. Without a bound and without calibration data
         this is plain rounding of the weights. Scales count as bytes, not as parameters. With layout "dense" the
         products of the rounded factors are written.

@@ -232,7 +232,7 @@ class Request:
             if self.budget.bits is not None:
                 raise ArgumentError(
                     "compress: bits must come with a text, got none; pass a file as calibration (--calibrate TEXT), or "
-                    "Budget(store='int4') to round weights without one."
+                    "store='int4' (--store int4) to round weights without one."
                 )
         elif self.method not in WITH_TEXT:
             raise ArgumentError(

@@ -12,7 +12,7 @@ from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, widest_float
 
 
 def count_attention(checkpoint: Checkpoint) -> list[int]:
-    """Return the numbers in the weights and biases of every layer's attention, of a checkpoint that is not compressed.
+    """Return the parameters of every layer's attention, biases included, of a checkpoint that is not compressed.
 
     >>> from tnlib_adapters import builtin_path, open_checkpoint
     >>> count_attention(open_checkpoint(builtin_path()))  # 4 weights of 64 x 64, and 4 biases
@@ -29,14 +29,14 @@ def attention_tensors(checkpoint: Checkpoint, layer: int) -> list[TensorInfo]:
 
 
 def count_matrix(checkpoint: Checkpoint, name: str) -> int:
-    """Return the numbers in the weight and the bias of a matrix outside the attention."""
+    """Return the parameters in the weight and the bias of a matrix outside the attention."""
     matrix, tensors = checkpoint.wiring.matrices[name], checkpoint.folder.tensors
     bias = tensors.get(matrix.bias or "")
     return tensors[matrix.weight].size + (0 if bias is None else bias.size)
 
 
 def count_compressed(checkpoint: Checkpoint, what: str, *, with_text: bool) -> int:
-    """Return the numbers in the weights and biases of the part that `what` selects."""
+    """Return the parameters in the weights and biases of the part that `what` selects."""
     layers, names = checkpoint.wiring.projection_layers(what), names_of(checkpoint, what, with_text=with_text)
     attention = sum(info.size for k in layers for info in attention_tensors(checkpoint, k))
     return attention + sum(count_matrix(checkpoint, name) for name in names)

@@ -28,7 +28,7 @@ def show_report(report: Report, out: Path) -> None:
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
         click.echo()
     after = "in factors" if report.layout == "dense" else "after"
-    counts = ("bits of q k v o", report.rounded_bytes_label) if report.is_rounded else ("numbers before", after)
+    counts = ("bits of q k v o", report.rounded_bytes_label) if report.is_rounded else ("parameters before", after)
     rows = [
         [str(layer.layer), *(f"{e:.4f}" for e in (layer.qk_error, layer.ov_error, layer.worst)), *cells]
         for layer, cells in zip(report.layers, _sizes_of_layers(report), strict=True)
@@ -43,7 +43,8 @@ def show_report(report: Report, out: Path) -> None:
     for name, before, now in lines:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
     code = report.load.replace("(folder)", f"({path_text(out)!r})")
-    click.echo(f"written to {path_text(out)}, with {PAGE}; load it with: {code}")
+    click.echo(f"written to {path_text(out)}, with {PAGE}; load it with:")
+    click.echo("".join(f"\n    {statement}" for statement in code.split("; "))[1:])
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
@@ -86,7 +87,7 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
 
 
 def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
-    """Return two cells for every layer: numbers before and after, or the bits of the projections and their kB."""
+    """Return two cells for every layer: parameters before and after, or the bits of the projections and their kB."""
     if not report.is_rounded:
         return [(f"{layer.n_before:,}", f"{layer.n_after:,}") for layer in report.layers]
     projections = [own for own in report.rounded if own.of]

@@ -90,7 +90,7 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
     assert "lain int8" in conclusion
-    assert "numbers kept" not in result.stdout
+    assert "parameters kept" not in result.stdout
     assert bits in (tmp_path / "out/README.md").read_text()
 
 
@@ -136,10 +136,10 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     monkeypatch.setenv("COLUMNS", "140")
     report = tnlib_adapters.compress(builtin_path(), tmp_path / "out", **by_options(store="int4", layout="dense"))
     lines = {name: (before, after) for name, before, after in summarise(report)}
-    assert lines["stored bits per number before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
+    assert lines["stored bits per parameter before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
     assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)
     note = (tmp_path / "out" / "README.md").read_text()
-    assert f"which rounded its attention to {report.average_bits:.2f} bits per number" in note
+    assert f"which rounded its attention to {report.average_bits:.2f} bits per parameter" in note
     write_page(report, tmp_path / "page.html")
     assert "<th>kB as integers</th>" in (tmp_path / "page.html").read_text()
     show_report(report, tmp_path / "out")

@@ -222,7 +222,7 @@ def test_plain_int8_without_an_error_is_a_line_at_its_bytes(layout: str, plain: 
 def test_the_summary_says_everything_once(on_text: Report) -> None:
     lines = {name: (before, after) for name, before, after in summarise(on_text)}
     assert len(lines) == len(summarise(on_text))
-    assert lines["numbers in the attention"] == (f"{on_text.n_before:,}", f"{on_text.n_after:,}")
+    assert lines["parameters in the attention"] == (f"{on_text.n_before:,}", f"{on_text.n_after:,}")
     assert lines["perplexity, on held-out text"] == ("8.000", "9.000")
     assert [name for name in lines if "divergence" in name] == [
         f"divergence (nats a token), {what}" for what in ("predicted", "measured", "of plain int8")
@@ -232,8 +232,8 @@ def test_the_summary_says_everything_once(on_text: Report) -> None:
 
 def test_the_summary_of_a_dense_folder_tells_factors_apart(plain: Report) -> None:
     lines = {name: (before, after) for name, before, after in summarise(replace(plain, layout="dense"))}
-    assert lines["numbers in the attention"] == (f"{plain.n_before:,}",) * 2
-    assert lines["numbers in the factors"] == ("", f"{plain.n_after:,}")
+    assert lines["parameters in the attention"] == (f"{plain.n_before:,}",) * 2
+    assert lines["parameters in the factors"] == ("", f"{plain.n_after:,}")
 
 
 def test_nothing_is_drawn_of_what_is_not_known(plain: Report) -> None:

@@ -51,9 +51,9 @@ class Forecast:
     error
         At the chosen size; None if the method cannot predict it before the fit.
     sizes, errors
-        The curve: sizes, ascending, and errors. A size is a fraction of the numbers, or an average number of bits.
+        The curve: sizes, ascending, and errors. A size is a fraction of the parameters, or an average number of bits.
     in_bits
-        True if sizes are bits per number.
+        True if sizes are bits per parameter.
     """
 
     measure: str = RELATIVE
@@ -110,7 +110,7 @@ class Plan:
 
     @property
     def kept(self) -> float:
-        """Fraction of the numbers that is stored."""
+        """Fraction of the parameters that is stored."""
         return self.n_after / self.n_before
 
 
@@ -152,14 +152,14 @@ class Factorisation:
     workspace: Workspace = field(default_factory=Workspace)
 
     def plan(self, size: float, progress: Progress = quiet) -> Plan:
-        """Return the factors for a fraction of the numbers, or an average of bits where costs are bits.
+        """Return the factors for a fraction of the parameters, or an average of bits where costs are bits.
 
         Raises as `choose` and `select_bits` do.
         """
         return self.plan_of(self.select_bits(size, None) if self.in_bits else self.choose(size), progress)
 
     def choose(self, keep: float, flops: float | None = None) -> list[int]:
-        """Return the option of every block with the least sum of errors within a fraction `keep` of the numbers.
+        """Return the option of every block with the least sum of errors within a fraction `keep` of the parameters.
 
         Beside `flops`, at most this fraction of the multiplications per token is left, and the numbers may be fewer.
 
@@ -194,7 +194,7 @@ class Factorisation:
     def select_bits(self, bits: float | None, max_error: float | None, keep: float | None = None) -> list[int]:
         """Return an option for every block where costs are bits.
 
-        The best within an average of `bits` per number (and a fraction `keep` of the numbers), or the fewest bits
+        The best within an average of `bits` per number (and a fraction `keep` of the parameters), or the fewest bits
         within `max_error` (and `bits`). With neither, the best of all.
 
         Raises
@@ -268,7 +268,7 @@ class Factorisation:
             within = curve.errors[curve.costs + self._fixed <= limit * self.n_before]
             reached = f"the least is {self._error(float(within[-1])):.3g}" if len(within) else "none fits at all"
             raise ArgumentError(
-                f"compress: max_error={max_error:g} is reached by no allocation within {limit:g} of the numbers, "
+                f"compress: max_error={max_error:g} is reached by no allocation within {limit:g} of the parameters, "
                 f"{reached}; allow more error{' or keep more' if limit < 1 else ''}."
             )
         return choice

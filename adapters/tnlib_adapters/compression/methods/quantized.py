@@ -10,7 +10,7 @@ refitted to the rounded L,
 
     R = (L^T A L)^-1 L^T A W,
 
-in the metric of L^T A L and P. Below two bits per number, factors of 2 or 3 bits lose less than whole weights can.
+in the metric of L^T A L and P. Below two bits per parameter, factors of 2 or 3 bits lose less than whole weights can.
 
 """
 
@@ -236,7 +236,7 @@ class QuantizedWeight:
         return RoundedProduct((first, second), (left, refitted))
 
     def _rank(self, fraction: float) -> int:
-        """Return the rank of factors with this fraction of the numbers."""
+        """Return the rank of factors with this fraction of the parameters."""
         return int(fraction * self.weight.size / sum(self.weight.shape))
 
     def _sizes(self, rank: int, bits: int) -> tuple[int, int]:

@@ -129,7 +129,7 @@ def error_curve(report: Report) -> Figure:
 
 
 def _draw_sizes_above(ax: Axes, unit: str, n_bytes: float) -> None:
-    """Draw a second axis above, in fractions of the numbers or in bits per number."""
+    """Draw a second axis above, in fractions of the parameters or in bits per parameter."""
     from matplotlib.ticker import PercentFormatter
 
     scale = n_bytes / 1e6
@@ -143,7 +143,7 @@ def _draw_sizes_above(ax: Axes, unit: str, n_bytes: float) -> None:
     above = ax.secondary_xaxis("top", functions=(size_of, x_of))
     if unit == "kept":
         above.xaxis.set_major_formatter(PercentFormatter(1.0))
-    above.set_xlabel("numbers kept" if unit == "kept" else "bits per number")
+    above.set_xlabel("parameters kept" if unit == "kept" else "bits per parameter")
 
 
 def _bytes_per_unit(report: Report) -> tuple[str, float]:
@@ -166,7 +166,7 @@ def size_bars(report: Report) -> Figure:
     ]
     figure = Figure(figsize=(9, 2.2), layout="constrained")
     axes = figure.subplots(1, 2)
-    _draw_bars(axes[0], numbers, "numbers", "", report.subject)
+    _draw_bars(axes[0], numbers, "parameters", "", report.subject)
     _draw_bars(axes[1], sizes, "bytes on disk", "B", report.subject)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure

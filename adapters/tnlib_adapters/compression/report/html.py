@@ -56,12 +56,12 @@ def write_page(report: Report, file: Path) -> None:
         *_trade(report),
         f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method}, "
         f"{html.escape(size_text(report))}, and written in layout {report.layout}"
-        f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its numbers are the entries of "
+        f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its parameters are the entries of "
         "weights, biases and factors.</p>",
         f"<p>To load it, put its path in the place of <code>folder</code>: <code>{html.escape(report.load)}</code></p>",
         table(["", "before", "after"], summarise(report)),
         "<h2>Numbers and bytes before and after</h2>",
-        svg(size_bars(report), "numbers"),
+        svg(size_bars(report), "parameters"),
         *_curve(report),
         *_rounded(report),
         "<h2>Error of every head</h2>",
@@ -69,7 +69,7 @@ def write_page(report: Report, file: Path) -> None:
         f"QK gives the scores, OV the output to the residual stream.{_calibration_note(report)}</p>",
         svg(error_maps(report), "errors"),
         table(
-            ["layer", "QK error", "OV error", "numbers before", "after"],
+            ["layer", "QK error", "OV error", "parameters before", "after"],
             [
                 [
                     str(layer.layer),
@@ -103,7 +103,7 @@ def _trade(report: Report) -> list[str]:
     ]
     return [
         f"<p>{html.escape(conclusion[0].upper() + conclusion[1:])}.</p>",
-        table(["", f"MB of the {report.subject}", "bits per number", f"{report.measure} on held-out text"], rows),
+        table(["", f"MB of the {report.subject}", "bits per parameter", f"{report.measure} on held-out text"], rows),
         "<p>Plain int8 has one scale per output.</p>",
     ]
 
@@ -138,7 +138,7 @@ def _matrices(report: Report) -> list[str]:
     if not report.matrices or report.is_rounded:
         return []
     rows = [[m.module, m.role, m.kind, f"{m.n_before:,}", f"{m.n_after:,}"] for m in report.matrices]
-    head = ["matrix", "role", "factors", "numbers before", "after"]
+    head = ["matrix", "role", "factors", "parameters before", "after"]
     return ["<h2>Other matrices</h2>", table(head, rows)]
 
 

@@ -15,7 +15,7 @@ from tnlib_adapters.files.process_memory import resident_memory
 if TYPE_CHECKING:
     from tnlib_adapters.compression.progress import Progress
 
-_COLUMNS = 76  # of a line without its bar
+_COLUMNS, _SPEED_FROM = 64, 100  # of a line without its bar and speed; width from which the speed is shown
 _SILENT = 20.0  # seconds after which a log has a line of a part that has one already
 
 
@@ -107,14 +107,16 @@ def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _Log(check, console.file)
         return
+    speed = [Cell(State.speed, 11)] if console.width >= _SPEED_FROM else []
     bars = Bars(
         TextColumn("{task.description:<21}"),
-        BarColumn(bar_width=max(4, min(40, console.width - _COLUMNS))),
+        BarColumn(bar_width=max(4, min(40, console.width - _COLUMNS - 12 * len(speed)))),
         Cell(lambda state: state.part, 14),
         Cell(lambda state: state.time(time.monotonic()), 12),
-        Cell(State.speed, 11),
+        *speed,
         Cell(lambda state: f"{state.memory / 1e9:.1f} GB", 7),
         console=console,
+        transient=True,
     )
     tasks: dict[str, Any] = {}
     states: dict[str, State] = {}

@@ -104,7 +104,7 @@ class Report:
     left_out: list[str] = field(default_factory=list)  # files of IN that were not copied to OUT
     quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
     max_error: float | None = None  # requested error
-    bits: float | None = None  # requested average of stored bits per number
+    bits: float | None = None  # requested average of stored bits per parameter
     flops: dict[str, int] = field(default_factory=dict)  # multiplications per token of the compressed part, "before"
     # and "after", if the method counts them
     store: str = "float"
@@ -170,11 +170,11 @@ def summarise(report: Report) -> list[Line]:
 
 
 def size_text(report: Report) -> str:
-    """Return the stored bits per number of rounded weights, otherwise the fraction of the numbers, in words."""
+    """Return the stored bits per parameter of rounded weights, otherwise the fraction of the parameters, in words."""
     if report.is_rounded:
-        return f"{report.subject} rounded to {report.average_bits:.2f} bits per number"
+        return f"{report.subject} rounded to {report.average_bits:.2f} bits per parameter"
     genitive = "'" if report.subject.endswith("s") else "'s"
-    return f"{report.kept:.4f} of the {report.subject}{genitive} numbers kept"
+    return f"{report.kept:.4f} of the {report.subject}{genitive} parameters kept"
 
 
 def headline(report: Report) -> str:
@@ -219,9 +219,9 @@ def _ratio(larger: int, smaller: int) -> str:
 
 def _sizes(report: Report) -> list[Line]:
     before, after, subject = report.bytes_before, report.bytes_after, report.subject
-    numbers = (f"numbers in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}")
+    numbers = (f"parameters in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}")
     lines = [
-        (f"numbers in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
+        (f"parameters in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
         (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
         *([] if report.is_smaller_model else [("the same in plain int8", "", _mb(report.plain_bytes))]),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
@@ -229,11 +229,11 @@ def _sizes(report: Report) -> list[Line]:
     if report.is_rounded and report.average_bits is not None:
         share = 8 * report.compressed(before) / report.n_before
         dense = " before multiplying out" if report.layout == "dense" else ""
-        lines.insert(1, (f"stored bits per number{dense}", f"{share:.2f}", f"{report.average_bits:.2f}"))
+        lines.insert(1, (f"stored bits per parameter{dense}", f"{share:.2f}", f"{report.average_bits:.2f}"))
     if report.store != "float" and not report.is_rounded:
         lines.insert(1, ("factors stored in", "", report.store))
     if report.layout == "dense" and not report.is_rounded:
-        lines.insert(1, ("numbers in the factors", "", f"{report.n_after:,}"))
+        lines.insert(1, ("parameters in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
         counts = Counter((own.rank is None, own.bits) for own in report.rounded)
         forms = [
@@ -241,7 +241,7 @@ def _sizes(report: Report) -> list[Line]:
         ]
         lines.append(("weights by bits", "", ", ".join(forms)))
     lines += [
-        (f"numbers of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
+        (f"parameters of {matrix.module} ({matrix.role})", f"{matrix.n_before:,}", f"{matrix.n_after:,}")
         for matrix in report.matrices
         if "embedding" in matrix.role and not report.is_rounded
     ]

@@ -28,9 +28,9 @@ def _write_note(out: Path, report: Report) -> None:
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
     size = (
-        f"rounded its {report.subject} to {report.average_bits:.2f} bits per number"
+        f"rounded its {report.subject} to {report.average_bits:.2f} bits per parameter"
         if report.is_rounded
-        else f"kept {report.kept:.4f} of the numbers of its {report.subject}"
+        else f"kept {report.kept:.4f} of the parameters of its {report.subject}"
     )
     note = (
         f"{NOTE}, which {size}: see `{PAGE}`.{original}\n"
