@@ -4,6 +4,7 @@
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
+#   make mutate  change fifty lines of a copy, one at a time, and pass if the tests of at least 48 fail; minutes
 #   make engines  install llama.cpp, gptqmodel and onnxruntime-genai once into ENGINES, in minutes, and pass the tests
 #                that run compressed models in them
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
@@ -24,7 +25,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-slow fuzz engines check docs bench study clean
+.PHONY: demo test test-slow fuzz mutate engines check docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -44,6 +45,11 @@ test-slow: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(FUZZ_SECONDS)
+
+mutate: export OPENBLAS_NUM_THREADS = 1
+mutate: export OMP_NUM_THREADS = 1
+mutate: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m mutations
 
 # Its converter is in the source package alone. The folder outlives checkouts: the build takes minutes.
 ENGINES ?= $(HOME)/.cache/tnlib-engines
