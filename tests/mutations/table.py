@@ -362,7 +362,7 @@ COMPRESSION = [
         ),
         (
             "weighted[:, j] -= rows.moments[:, i] @ changes  # m j [i]",
-            "weighted[i, j] -= rows.moments[i, i] @ changes",
+            "weighted[:, j] += rows.moments[:, i] @ changes",
             "adapters/compression/test_compensated_rounding.py::test_no_single_code_can_move_to_a_smaller_loss",
         ),
     ),
