@@ -81,8 +81,8 @@ def log_density_beside(heads: Sequence[Array], tails: Sequence[Array], shape: Se
     first, last = np.cumsum(hashed, axis=1), np.cumsum(hashed[:, ::-1], axis=1)[:, ::-1]
     logs = []
     for k in range(1, len(shape)):
-        head = np.isin(first[:, k - 1], (heads[k].astype(np.uint64) * hashes[:k]).sum(axis=1))
-        tail = np.isin(last[:, k], (tails[k].astype(np.uint64) * hashes[k:]).sum(axis=1))
+        head = np.isin(first[:, k - 1], (heads[k].astype(np.uint64) * hashes[:k]).sum(axis=1), kind="sort")
+        tail = np.isin(last[:, k], (tails[k].astype(np.uint64) * hashes[k:]).sum(axis=1), kind="sort")
         logs.append(np.where(head, sizes[k] - math.log(len(heads[k])), -np.inf))
         logs.append(np.where(tail, sizes[-1] - sizes[k] - math.log(len(tails[k])), -np.inf))
     return np.asarray(np.logaddexp.reduce(logs, axis=0) - math.log(len(logs)))
