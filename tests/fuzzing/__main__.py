@@ -7,7 +7,7 @@ import sys
 
 from .campaign import fuzz, table
 
-NAMES = ["load", "safetensors", "tokenizer", "itensor", "tenpy", "weights", "index", "config", "integers"]
+NAMES = ["load", "claims", "safetensors", "tokenizer", "itensor", "tenpy", "weights", "index", "config", "integers"]
 NAMES += ["statistics", "npy", "zarr", "resume"]
 
 

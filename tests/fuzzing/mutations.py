@@ -74,6 +74,86 @@ def mutate_safetensors(rng: Random, content: bytes) -> bytes:
     return length.to_bytes(8, "little") + raw + content[start:]
 
 
+def mutate_claims(rng: Random, content: bytes) -> bytes:
+    """Change attributes or arrays of a file of tnlib.save, under the digest that belongs to the changed file."""
+    from safetensors.numpy import load, save
+
+    from tnlib.io import _digest
+
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    inner, arrays = json.loads(header["__metadata__"]["tnlib"]), load(content)
+    attributes = sorted(inner.keys() - {"version", "format", "complex", "digest"})
+    if attributes and rng.random() < 0.6:
+        values = [None, 0, 1, 2, 3, -1, 0.5, -7.0, 1e3, 10**12, True, "0", [0], [1], [1, 0], [0, 0], {}]
+        inner[rng.choice(attributes)] = rng.choice(values)
+    else:
+        name = rng.choice(sorted(arrays))
+        array = np.array(arrays[name])
+        scaled = [2 * array, array[::-1], 0 * array, -array, array + 1]
+        arrays[name] = np.ascontiguousarray(rng.choice([*scaled, np.moveaxis(array, 0, -1), array[:1]]))
+    inner["digest"] = _digest({key: value for key, value in inner.items() if key != "digest"}, arrays)
+    return save(arrays, {"tnlib": json.dumps(inner)})  # type: ignore[no-any-return]
+
+
+ZARR_VALUES: dict[str, list[Any]] = {
+    "shape": [[4, 6], [6, 4], [0, 6], [4], [], [2**40, 2**40], [4, 6, 1], [-4, 6]],
+    "chunks": [[2, 3], [3, 2], [5, 7], [1, 1], [0, 3], [4], [2**40, 1], [-2, 3]],
+    "chunk_shape": [[2, 3], [3, 2], [5, 7], [1, 1], [0, 3], [4], [2**40, 1]],
+    "data_type": ["float64", "float32", "int8", "complex64", "bool", "string", "r16", "float8_e4m3"],
+    "dtype": ["<f8", "<f4", ">f8", "|i1", "<c8", "|b1", "|O", "<U5", "<M8[s]", [["a", "<f8"]]],
+    "name": ["bytes", "zstd", "gzip", "blosc", "transpose", "crc32c", "sharding_indexed", "regular", "default", "abc"],
+    "id": ["zlib", "gzip", "bz2", "lzma", "zstd", "lz4", "blosc", "delta", "pickle", "json2"],
+    "endian": ["little", "big", "native"],
+    "order": ["C", "F", "K", [1, 0], [0, 0]],
+    "level": [-1, 0, 9, 99],
+    "fill_value": [None, 0, 1.5, "NaN", "Infinity", "0x7fc00000", [0.0, 0.0], "abc"],
+    "separator": ["/", ".", ""],
+    "dimension_separator": ["/", ".", ""],
+    "zarr_format": [2, 3, 1, 4],
+    "node_type": ["array", "group"],
+    "codecs": [[], [{"name": "bytes", "configuration": {"endian": "big"}}], [{"name": "zstd"}] * 3],
+    "filters": [None, [], [{"id": "delta", "dtype": "<f8"}], [{"id": "shuffle", "elementsize": 3}]],
+    "compressor": [None, {"id": "zlib", "level": 1}, {"id": "blosc", "cname": "lz4"}],
+}
+
+
+def mutate_zarr(rng: Random, content: bytes) -> bytes:
+    """Give keys of the metadata of a zarr array other values of their kind; change the bytes of chunks."""
+    if not content.startswith(b"{"):
+        return mutate_bytes(rng, content)
+    value = json.loads(content)
+    places = [(container, key) for container, key in _places(value) if key in ZARR_VALUES]
+    for container, key in rng.choices(places, k=rng.choice([1, 1, 2, 3])):
+        container[key] = copy.deepcopy(rng.choice(ZARR_VALUES[key]))
+    return json.dumps(value).encode()
+
+
+def mutate_npz(rng: Random, content: bytes) -> bytes:
+    """Change values, dtypes, shapes and orders of arrays of an npz file, exchange or drop some."""
+    if not content.startswith(b"PK"):
+        return mutate_bytes(rng, content)
+    with np.load(io.BytesIO(content)) as opened:
+        arrays = dict(opened)
+    name, other = rng.choice(list(arrays)), rng.choice(list(arrays))
+    a = arrays[name]
+    flat = a.reshape(-1)
+    match rng.randrange(5):
+        case 0 if a.size:
+            place = rng.randrange(a.size)
+            flat[place] = flat[place] + 1
+        case 1:
+            arrays[name] = a.astype(rng.choice(["f4", ">f8", "i8", "c16", "S3", "?"]))
+        case 2:
+            arrays[name] = np.asfortranarray(a[..., :-1] if a.ndim else np.ones(3))
+        case 3:
+            arrays[name], arrays[other] = arrays[other], a
+        case _:
+            del arrays[name]
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
 def mutate_tensors(rng: Random, content: bytes) -> bytes:
     """Change dtypes, shapes and numbers of tensors of a safetensors file, whose header stays true; drop some."""
     sizes = {"I32": 4, "I64": 8, "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "U8": 1, "BOOL": 1}
@@ -134,7 +214,8 @@ def mutate_npy(rng: Random, content: bytes) -> bytes:
                 header = re.sub(r"'descr': [^,]*", lambda _: f"'descr': {rng.choice(kinds)}", header, count=1)
             case 2:
                 header = header.replace(
-                    rng.choice(["True", "False", "shape", "}", "'", ","]), rng.choice(["", "(", "\\", "\0"])
+                    rng.choice(["True", "False", "shape", "}", "'", ","]),
+                    rng.choice(["", "(", "\\", "\0", "True", "False"]),
                 )
             case 3:
                 header = rng.choice(["", "{", "[" * 500, "'", "PK", "\t\n (", "1" * 5000, header * 2])

@@ -20,7 +20,18 @@ from tnlib_adapters import builtin_path, open_checkpoint
 
 import tnlib
 
-from .mutations import Mutation, mutate_bytes, mutate_hdf5, mutate_json, mutate_npy, mutate_safetensors, mutate_tensors
+from .mutations import (
+    Mutation,
+    mutate_bytes,
+    mutate_claims,
+    mutate_hdf5,
+    mutate_json,
+    mutate_npy,
+    mutate_npz,
+    mutate_safetensors,
+    mutate_tensors,
+    mutate_zarr,
+)
 
 
 @dataclass(frozen=True)
@@ -32,11 +43,31 @@ class Reader:
     read: Callable[[Path], Any]
 
 
-def load(folder: Path, outside: Path) -> Reader:
+def saved_values(folder: Path) -> dict[Path, Any]:
+    """Save a value of every format, and of trains with a centre; return them by their files."""
     vidal = tnlib.vidal(tnlib.tt_svd(oracles.normal((2, 2))).value)
     values = {folder / f"{k}.safetensors": value for k, value in enumerate([*oracles.ALL_FORMATS, vidal])}
     for file, value in values.items():
         tnlib.save(file, value)
+    return values
+
+
+def assert_norm_is_that_of_entries(value: Any) -> None:
+    """The norm, which a claimed gauge gives, is that of the array."""
+    if isinstance(value, np.ndarray) or math.prod(value.shape) > 1 << 16:
+        return
+    size = oracles.norm(value.full())
+    assert abs(value.norm() - size) <= 1e-3 * size + 1e-300, "a norm that is not that of the entries"
+
+
+def claims(folder: Path, outside: Path) -> Reader:
+    return Reader(
+        list(saved_values(folder)), [mutate_claims], lambda file: assert_norm_is_that_of_entries(tnlib.load(file))
+    )
+
+
+def load(folder: Path, outside: Path) -> Reader:
+    values = saved_values(folder)
     return Reader(
         list(values),
         [mutate_bytes, mutate_safetensors],
@@ -148,7 +179,11 @@ def itensor(folder: Path, outside: Path) -> Reader:
     with h5py.File(folder / "blocks.h5", "w") as opened:
         legs = [leg(f"Site,n={k}", 3, id=k, blocks=[1, 2]) for k in range(2)]
         put_tensor(opened, "T", np.diag([1.0, 2.0, 3.0]), legs)
-    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], library.read)
+
+    def read(file: Path) -> None:
+        assert_norm_is_that_of_entries(library.read(file))
+
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], read)
 
 
 def tenpy(folder: Path, outside: Path) -> Reader:
@@ -162,7 +197,11 @@ def tenpy(folder: Path, outside: Path) -> Reader:
     library.write(folder / "state.h5", tnlib.TensorTrain(oracles.random_cores((2, 2), (1, 2, 1), np.complex128)))
     library.write(folder / "vidal.h5", tnlib.vidal(state))
     library.write(folder / "operator.h5", tnlib.TTMatrix([oracles.normal((1, 2, 2, 2)), oracles.normal((2, 2, 2, 1))]))
-    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], library.read)
+
+    def read(file: Path) -> None:
+        assert_norm_is_that_of_entries(library.read(file))
+
+    return Reader(sorted(folder.iterdir()), [mutate_bytes, mutate_hdf5(outside)], read)
 
 
 def statistics(folder: Path, outside: Path) -> Reader:
@@ -226,7 +265,7 @@ def zarr(folder: Path, outside: Path) -> Reader:
         return mutate_json(rng, content) if content.startswith(b"{") else mutate_bytes(rng, content)
 
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != ".zattrs")
-    return Reader(sorted(files), [mutate_bytes, mutate], read)
+    return Reader(sorted(files), [mutate_bytes, mutate, mutate_zarr], read)
 
 
 def resume(folder: Path, outside: Path) -> Reader:
@@ -253,11 +292,12 @@ def resume(folder: Path, outside: Path) -> Reader:
         oracles.assert_same_bits(run(folder / "again"), want)
 
     files = (file for file in (folder / "run").iterdir() if file.stat().st_size)
-    return Reader(sorted(files), [mutate_bytes], read)
+    return Reader(sorted(files), [mutate_bytes, mutate_npz], read)
 
 
 READERS: dict[str, Callable[[Path, Path], Reader]] = {
     "load": load,
+    "claims": claims,
     "safetensors": safetensors,
     "tokenizer": tokenizer,
     "itensor": itensor,

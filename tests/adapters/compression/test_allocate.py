@@ -232,3 +232,11 @@ def test_an_error_that_no_choice_reaches() -> None:
     curve = Curve(np.array([1, 2]), np.array([1.0, 0.5]))
     assert smallest([curve, curve], 0.9) is None
     assert smallest([curve, curve], 1.0) == [1, 1]
+
+
+def test_an_option_that_costs_all_that_is_left_is_bought() -> None:
+    """Both steps of a curve that is not convex are one edge of its hull, which is too dear; the first one is not."""
+    curve = Curve(np.array([0, 2, 4]), np.array([10.0, 9.0, 0.0]))
+    assert allocate([curve], 2) == [1]
+    assert allocate([curve], 3) == [1]
+    assert allocate([curve, curve], 6) == [2, 1]

@@ -297,3 +297,13 @@ def test_rows_that_no_text_looks_up_still_predict() -> None:
     assert absent < 0.2
     seen = np.linalg.norm(error[:10]) / np.linalg.norm(weight[:10])
     assert seen < np.linalg.norm(error[10:]) / np.linalg.norm(weight[10:])
+
+
+def test_the_length_of_a_text_does_not_change_tied_factors() -> None:
+    rng = np.random.default_rng(5)
+    weight, x, counts = rng.standard_normal((30, 6)), rng.standard_normal((50, 6)), rng.integers(0, 9, 30).astype(float)
+    fits = [factorise_tied_on(TABLE["matrix"], weight, c * counts, c * x.T @ x).at(3).arrays for c in (1.0, 1e3)]
+    short, long = (fit["left"] @ fit["right"] for fit in fits)
+    np.testing.assert_allclose(long, short, atol=1e-9)
+    of_text = factorise_tied_on(TABLE["matrix"], weight, 1e3 * counts, x.T @ x).at(3).arrays
+    np.testing.assert_allclose(of_text["left"] @ of_text["right"], short, atol=1e-9)

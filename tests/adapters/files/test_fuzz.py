@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory and open
 
 PASSING = {
     "load": 200,
+    "claims": 200,
     "safetensors": 300,
     "tokenizer": 300,
     "itensor": 80,

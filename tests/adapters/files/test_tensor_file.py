@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -205,6 +206,25 @@ def test_the_time_to_read_a_header_grows_as_its_length(tmp_path: Path) -> None:
     with refused(FileFormatError, str(file), "duplicate key '199999'"):
         read_header(file)
     assert time.perf_counter() - start < 10  # 0.3 s; minutes if every name is compared with every other
+
+
+MEGABYTE_HEADERS = {
+    "tensors": json.dumps({f"t{k}": entry("U8", [0], 0, 0) for k in range(17_000)}),
+    "a long shape": json.dumps({"t": entry("U8", [2**62] * 45_000, 0, 1)}),
+    "nested lists": f'{{"t":[{",".join(["[[]]"] * 190_000)}]}}',
+    "deep lists": f'{{"t":{"[" * 490_000}{"]" * 490_000}}}',
+    "long integers": f'{{"t":[{",".join(["9" * 4200] * 230)}]}}',
+    "metadata": json.dumps({"__metadata__": {str(k): "x" for k in range(70_000)}}),
+}
+
+
+@pytest.mark.parametrize("name", MEGABYTE_HEADERS)
+def test_a_header_of_a_megabyte_takes_at_most_a_second(name: str, tmp_path: Path) -> None:
+    file = raw_file(tmp_path / "x.safetensors", MEGABYTE_HEADERS[name].encode())
+    start = time.process_time()
+    with contextlib.suppress(FileFormatError):
+        read_header(file)
+    assert time.process_time() - start < 1.0  # 0.2 s
 
 
 # ------------------------------------------------------------------------------------------------------------ fuzz

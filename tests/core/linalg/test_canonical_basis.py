@@ -86,3 +86,14 @@ def test_every_basis_of_a_space_has_the_same_canonical_basis(dtype: np.dtype) ->
 def test_the_basis_of_a_whole_space_is_the_identity() -> None:
     u = oracles.isometry(4, 4)
     oracles.assert_close(group_basis_change(u, [slice(0, 4)]).columns(u), np.eye(4))
+
+
+def test_bases_whose_pivot_rows_are_nearly_parallel_are_orthonormal() -> None:
+    """The pivots have one large entry in common, and what is left of each is a hundredth of it."""
+    m, r = 40_000, 10
+    x = np.sign(oracles.normal((m, r)))
+    x[:r], x[:, 0] = 2 * oracles.normal((r, r), seed=1), 0
+    x[:r, 0] = np.sqrt(m)
+    u = np.linalg.qr(x)[0] @ oracles.isometry(r, r)
+    basis = group_basis_change(u, [slice(0, r)]).columns(u)
+    assert np.linalg.norm(basis.T @ basis - np.eye(r)) < 64 * oracles.eps(np.float64)

@@ -28,6 +28,7 @@ def test_tails_of_single_precision_are_double() -> None:
     t = tail_norms(np.array([1.0, 3e-4, 1e-4, 2e-5], np.float32))
     assert t.dtype == np.float64
     np.testing.assert_allclose(t[1:], [math.sqrt(9e-8 + 1e-8 + 4e-10), math.sqrt(1e-8 + 4e-10), 2e-5, 0], rtol=1e-6)
+    np.testing.assert_allclose(tail_norms(np.array([4e-30, 3e-30], np.float32)), [5e-30, 3e-30, 0], rtol=1e-6)
 
 
 @given(values, st.floats(0, 1), st.sampled_from([None, 1, 2, 5]))

@@ -94,6 +94,16 @@ def test_coverage_of_the_confidence() -> None:
     assert exceeded <= 1
 
 
+def test_the_squared_estimate_has_the_squared_error_as_its_mean() -> None:
+    """Residuals of nearly full rank, whose estimates deviate by a few percent each."""
+    ratios = []
+    for seed in range(10):
+        x = oracles.normal((120, 100), seed=seed)
+        fit, _ = oracles.quietly(lambda x=x: tnlib.svd(x, max_rank=5, storage=ONCE))
+        ratios.append(fit.error / oracles.true_error(x, fit.value))
+    assert abs(np.square(ratios).mean() - 1) < 0.05
+
+
 @names
 def test_zero_and_small_arrays(name: str) -> None:
     for x in (np.zeros((4, 3, 2, 5)), np.ones((1, 3, 1, 2)), oracles.normal((2, 2, 2, 2))):

@@ -28,6 +28,13 @@ def test_correlation_lengths_that_are_known() -> None:
     assert tnlib.correlation_length(ghz) == math.inf
 
 
+@pytest.mark.parametrize("gap", [1e-1, 1e-4, 1e-8, 1e-10])
+def test_correlation_lengths_of_diagonal_cores(gap: float) -> None:
+    """The transfer matrix of the core diag(1, 1 - gap) has eigenvalues 1 and 1 - gap."""
+    core = np.diag([1.0, 1.0 - gap])[:, None]
+    assert tnlib.correlation_length(core) == pytest.approx(-1 / np.log1p(-gap), rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_correlation_length_of_a_large_bond_and_in_another_gauge(dtype: Any) -> None:
     small = oracles.normal((6, 3, 6), dtype)

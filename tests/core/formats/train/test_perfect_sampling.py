@@ -63,6 +63,18 @@ def test_what_has_no_probability_is_never_drawn() -> None:
     assert np.all(tnlib.sample(basis, 100) == [3, 0, 2])
 
 
+class Zeros(np.random.Generator):
+    """A generator at the lower end of its range."""
+
+    def random(self, size: Any) -> Any:  # type: ignore[override]
+        return np.zeros(size)
+
+
+def test_the_random_number_zero_draws_what_has_a_probability() -> None:
+    samples = tnlib.sample(tnlib.product_state(np.eye(4)[[3, 0, 2]]), 5, rng=Zeros(np.random.PCG64()))
+    assert np.all(samples == [3, 0, 2])
+
+
 def test_long_trains_of_extreme_norm() -> None:
     up = tnlib.product_state([np.array([1e-150, 1e-150])] * 400)
     samples = tnlib.sample(up, 500, rng=0)

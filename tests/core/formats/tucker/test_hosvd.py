@@ -154,3 +154,12 @@ def test_tolerance_and_iteration_together() -> None:
     fit = tnlib.tucker(x, rtol=1e-3, n_iter=2)
     oracles.assert_fit(fit, x, rtol=1e-3)
     assert fit.value.ranks == tnlib.tucker(x, rtol=1e-3).value.ranks
+
+
+@pytest.mark.parametrize("small", [1e-3, 1e-4, 1e-5])
+def test_a_basis_of_small_equal_values_does_not_depend_on_the_other_legs(small: float) -> None:
+    """Gram matrices, which determine the values, separate two equal ones by eps over their size."""
+    left = oracles.isometry(4, 4) * [1, small, small, small / 10]
+    tensors = [(left @ oracles.isometry(42, 4, seed=seed).T).reshape(4, 6, 7) for seed in (5, 50)]
+    first, second = (tnlib.tucker(x, ranks=(4, 6, 7)).value.factors[0] for x in tensors)
+    assert np.linalg.norm(first - second) < 1e3 * oracles.eps(np.float64) / small**2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import oracles
 import pytest
 from cross_functions import of, sampled_error, solve
 
 import tnlib
+from tnlib.formats.train.cross.cached_function import CachedFunction
+from tnlib.formats.train.cross.error_estimate import ErrorEstimator
 
 
 def adversaries() -> dict[str, np.ndarray]:
@@ -51,6 +55,15 @@ def test_the_estimate_of_errors_that_are_everywhere(level: float, seed: int) -> 
     fit, _ = solve(of(x), shape, 10 * level, rng=seed)
     true = oracles.true_error(x, fit.value)
     assert 0.8 * true <= fit.error <= 1.5 * true
+
+
+def test_the_estimate_weighs_points_by_the_density_with_which_they_are_drawn() -> None:
+    """Half of the points are the peak, which the train has; all other entries, which it lacks, have the same norm."""
+    shape, peak = (30,) * 3, math.sqrt(30**3 - 1)
+    f = CachedFunction("f", lambda points: np.where(points.any(axis=1), 1.0, peak), shape, 10_000, reserved=0)
+    first = peak ** (1 / 3) * np.eye(30)[:1, :, None]
+    error = ErrorEstimator(f, shape, np.random.default_rng(0)).estimate(tnlib.TensorTrain([first] * 3), 2000)[1]
+    assert error == pytest.approx(math.sqrt(0.5), rel=0.1)
 
 
 @pytest.mark.slow
