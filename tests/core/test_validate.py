@@ -60,7 +60,7 @@ def test_keywords_of_functions_without_a_cap() -> None:
         tnlib.cp(X, max_bond=3)
     with oracles.refused(TypeError, "tt_cross", "eps=", "pass rtol= instead"):
         tnlib.tt_cross(lambda points: points.sum(axis=1), (3, 3), eps=1e-3)
-    with oracles.refused(TypeError, "tt_cross", "max_bond=", "leave it out"):
+    with oracles.refused(TypeError, "tt_cross", "max_bond=", "pass max_rank= instead"):
         tnlib.tt_cross(lambda points: points.sum(axis=1), (3, 3), rtol=1e-3, max_bond=3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
         tnlib.tt_svd(X, color=3)
