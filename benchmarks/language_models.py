@@ -8,33 +8,45 @@ predictions on `prose_held_out.txt`; both texts were written for this purpose. A
 are compressed ("all"), or the matrices of the attention. Divergence is that of the predictions from those of the
 original, in nats per token. GPTQ (`benchmarks.quantizers`) rounds every matrix of the blocks by the inputs of the
 original model, in groups of 128 with clipped ranges and activation order; tables are rounded to nearest in 8 bits.
-Every row is a process of its own with two threads; time is that of its CPU. Prints a Markdown table row by row; --write
-puts it into docs/study.md.
+Published libraries (`benchmarks.rivals`) round the matrices of the blocks of the same model on the same windows, and
+tables are rounded as for GPTQ; --rivals-python names the Python of an environment in which the library is installed:
+
+    pip install gptqmodel==7.7.0                             # GPTQMODEL_CPU_WORKERS=2 on two cores
+    pip install auto-round==0.16.1 hqq==0.2.8.post1
+
+Every row is a process of its own; time is that of its CPU. Prints a Markdown table row by row; --write puts it into
+docs/study.md.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from tnlib_adapters.checkpoints.modified import with_tensors
 
 from benchmarks.calibrated import write_table
 from benchmarks.quantizers import Grid, gptq, round_to_nearest
+from benchmarks.rivals import RIVALS
 from benchmarks.smollm2 import NAMES, smollm2
 from benchmarks.texts import sentences
+from tnlib._typing import Array
 
 HERE = Path(__file__).parent
 HEADING = "## Predictions of SmolLM2"
 TOKENS, WINDOW = 16_384, 512
-METHODS = ("gptq", "low", "default", "high")  # the last three are efforts of `compress`
+METHODS = ("gptq", "low", "default", "high", *RIVALS)  # those between are efforts of `compress`
 
 
 def calibration_text(tokenizer: Any) -> str:
@@ -45,6 +57,12 @@ def calibration_text(tokenizer: Any) -> str:
     return "\n".join(tokenizer.decode(half) for half in halves)
 
 
+def calibration_windows(tokenizer: Any) -> Array:
+    """Return the token ids of the calibration text, (windows, tokens)."""
+    ids = np.array(tokenizer(calibration_text(tokenizer))["input_ids"])
+    return ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
+
+
 def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
     """Write a copy of a Llama whose matrices are rounded and dequantized, and the number of bits."""
     import torch
@@ -52,8 +70,7 @@ def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    ids = torch.tensor(tokenizer(calibration_text(tokenizer))["input_ids"])
-    windows = ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    windows = torch.from_numpy(calibration_windows(tokenizer))
     linear = {
         name: module
         for name, module in model.model.layers.named_modules()
@@ -94,14 +111,39 @@ def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
     (out / "bits.json").write_text(json.dumps(n_bits))
 
 
-def run_row(model: str, method: str, bits: float, what: str, out: Path) -> dict[str, float]:
-    """Compress in this process, and return seconds of CPU, peak memory in MB and MB of what was compressed."""
+def rounded_by_rival(name: str, python: str, source: Path, out: Path, bits: int) -> dict[str, Any]:
+    """Write a copy of a Llama rounded by a published library and dequantized, and return what the library reported."""
+    import tnlib_adapters
+    from transformers import AutoTokenizer
+
+    windows, quantized = out.with_name("windows.npy"), out.with_name("quantized")
+    np.save(windows, calibration_windows(AutoTokenizer.from_pretrained(source)))
+    command = [python, "-P", str(HERE / "rivals.py"), name, str(source), str(windows), str(bits), str(quantized)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    read = tnlib_adapters.open_checkpoint(quantized)
+    matrices = {name: t for name, t in read.folder.tensors.items() if len(t.shape) == 2}
+    rounded = {
+        name: round_to_nearest(table.read().T, Grid(8, group=0), search=False)
+        for name, table in matrices.items()
+        if "layers" not in name
+    }
+    changes = {name: partial(np.transpose, table.weight) for name, table in rounded.items()}
+    tnlib_adapters.save_checkpoint(with_tensors(read, changes), out)
+    n_bits = run["bits"] * sum(math.prod(t.shape) for name, t in matrices.items() if "layers" in name)
+    return run | {"bytes": (n_bits + sum(table.n_bits for table in rounded.values())) / 8e6}
+
+
+def run_row(model: str, method: str, bits: float, what: str, python: str, out: Path) -> dict[str, Any]:
+    """Compress, and return seconds of CPU, peak memory in MB and MB of what was compressed."""
     import tnlib_adapters
     from transformers import AutoTokenizer
 
     source = smollm2(model)
     if source is None:
         raise SystemExit("language_models: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    if method in RIVALS:
+        return rounded_by_rival(method, python, source, out, int(bits))
     start = time.process_time()
     if method == "gptq":
         rounded_by_gptq(source, out, int(bits), what)
@@ -123,7 +165,7 @@ def run_row(model: str, method: str, bits: float, what: str, out: Path) -> dict[
     return {"seconds": seconds, "peak": peak, "bytes": n_bytes / 1e6}
 
 
-def row(model: str, method: str, bits: float, what: str) -> str:
+def row(model: str, method: str, bits: float, what: str, python: str) -> str:
     """Return a row of the table."""
     import tnlib_adapters
 
@@ -138,6 +180,7 @@ def row(model: str, method: str, bits: float, what: str) -> str:
             method,
             str(bits),
             what,
+            python,
             str(out),
         ]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -147,7 +190,7 @@ def row(model: str, method: str, bits: float, what: str) -> str:
     cells = (
         what,
         f"{bits:g}",
-        "GPTQ" if method == "gptq" else f"tnlib, effort {method}",
+        _title(method, run),
         f"{run['bytes']:.1f}",
         f"{measured.divergence:.3f}",
         f"{measured.perplexity_before:.1f}",
@@ -158,24 +201,32 @@ def row(model: str, method: str, bits: float, what: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _title(method: str, run: Mapping[str, Any]) -> str:
+    if method in RIVALS:
+        return f"{method} {run['version']}"
+    return "GPTQ" if method == "gptq" else f"tnlib, effort {method}"
+
+
 @click.command()
 @click.option("--model", type=click.Choice(tuple(NAMES)), default="rotated")
 @click.option("--bits", multiple=True, type=float, default=(4.0, 3.0, 2.0))
 @click.option("--what", multiple=True, default=("all",))
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=METHODS[:3])
+@click.option("--rivals-python", "python", default=sys.executable, show_default="this one")
 @click.option("--write", is_flag=True)
-@click.option("--row", "arguments", nargs=5, hidden=True)
+@click.option("--row", "arguments", nargs=6, hidden=True)
 def main(
     model: str,
     bits: tuple[float, ...],
     what: tuple[str, ...],
     methods: tuple[str, ...],
+    python: str,
     write: bool,
     arguments: tuple[str, ...] | None,
 ) -> None:
     if arguments:
-        own, method, width, part, out = arguments
-        print(json.dumps(run_row(own, method, float(width), part, Path(out))))
+        own, method, width, part, python, out = arguments
+        print(json.dumps(run_row(own, method, float(width), part, python, Path(out))))
         return
     head = ("what", "bits", "method", "MB", "divergence", "perplexity before", "after", "CPU s", "peak MB")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -183,7 +234,7 @@ def main(
     for part in what:
         for width in bits:
             for method in methods:
-                lines.append(row(model, method, width, part))
+                lines.append(row(model, method, width, part, python))
                 print(lines[-1], flush=True)
     if write:
         write_table(HEADING, lines)
