@@ -99,13 +99,17 @@ class SerialExecutor:
 
 def read_ahead(source: ArraySource, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, Array]]:
     """Yield tiles and their entries, the next one being read meanwhile."""
-    with ThreadPoolExecutor(1, "tnlib-read") as reader:
+    reader = ThreadPoolExecutor(1, "tnlib-read")
+    try:
         upcoming = reader.submit(source.read, tiles[0])
         for k, tile in enumerate(tiles):
             a = upcoming.result()
             if k + 1 < len(tiles):
                 upcoming = reader.submit(source.read, tiles[k + 1])
             yield tile, a
+    finally:
+        # The garbage collector may close this generator while a thread starts, with a lock that joining would wait for
+        reader.shutdown(wait=False)
 
 
 class Passes:

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 
 import tnlib
 from tnlib import Storage
-from tnlib.out_of_core.passes import observed_passes
+from tnlib.out_of_core.passes import observed_passes, read_ahead
 
 MEMORY = 1 << 20  # bytes
 LIMITED, HALF = (Storage(memory=MEMORY // n) for n in (1, 2))
@@ -76,6 +78,24 @@ def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
     oracles.assert_same_bits(fit.value, runs.uninterrupted.value)
     assert len(resumed) < len(runs.tiles)
     assert not runs.folder.exists()
+
+
+def test_an_interrupted_pass_does_not_wait_for_its_reader() -> None:
+    """The garbage collector may close it in a thread that holds locks of other threads."""
+    may_read, done = threading.Event(), threading.Event()
+
+    def read(tile: int) -> np.ndarray:
+        if tile:
+            assert may_read.wait(60)
+            done.set()
+        return np.zeros(1)
+
+    tiles: Any = read_ahead(SimpleNamespace(read=read), [0, 1])  # type: ignore[arg-type, list-item]
+    next(tiles)
+    tiles.close()
+    assert not done.is_set()
+    may_read.set()
+    assert done.wait(60)
 
 
 @pytest.mark.parametrize("name", ["tt_svd", "tucker"])
@@ -166,7 +186,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_is_resumed(
 
 KILLED = """
 import os, signal, sys, numpy as np, tnlib
-from tnlib.out_of_core.passes import observed_passes
+from tnlib.out_of_core.passes import observed_passes, read_ahead
 calls = iter(range(int(sys.argv[2])))
 def kill(stage, done, total):
     if next(calls, None) is None:
