@@ -178,9 +178,8 @@ def test_without_the_import_transformers_refuses(name: str, saved: Saved, tmp_pa
     program = f"import transformers; transformers.{type(model).__name__}.from_pretrained({str(folder)!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "RuntimeError" in done.stderr
+    assert "import tnlib_adapters.transformers_plugin" in done.stderr
     assert "got tnlib" in done.stderr
-    assert "MISMATCH" in done.stderr
 
 
 @pytest.mark.slow
