@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, TextIO
 
 import click
 
@@ -35,7 +35,7 @@ def output() -> Iterator[None]:
     try:
         yield
     except OSError as problem:  # of printing: commands turn their own into status 2
-        _discardoutput()
+        _discard(sys.stdout)
         _refuse(
             f"standard output cannot be written to ({problem.strerror or problem}); the files that the command wrote "
             "are complete.",
@@ -47,11 +47,11 @@ def output() -> Iterator[None]:
                 stream.reconfigure(errors=errors)
 
 
-def _discardoutput() -> None:
-    """Send what standard output still holds nowhere: Python would write it again at its end, with a traceback."""
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds nowhere: Python would write it again at its end, and complain."""
     with contextlib.suppress(OSError, ValueError):  # no file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 
@@ -107,8 +107,10 @@ def _errors() -> Iterator[None]:
 
 
 def _refuse(sentence: str, status: int = 2) -> NoReturn:
-    with contextlib.suppress(OSError):  # standard error cannot be written to: the status remains
+    try:
         click.echo(f"Error: {sentence}", err=True)
+    except OSError:  # standard error cannot be written to: the status remains
+        _discard(sys.stderr)
     sys.exit(status)
 
 
