@@ -132,6 +132,7 @@ docs: $(VENV)/.installed-docs
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks --scale $(SCALE)
 ifeq ($(SCALE),full)
+	$(BIN)/python -m benchmarks.everyday --write
 	$(MAKE) study
 endif
 

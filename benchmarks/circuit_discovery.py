@@ -5,6 +5,7 @@ python -m benchmarks.circuit_discovery edges        searches against exhaustive 
 python -m benchmarks.circuit_discovery llama        the same in the built-in Llama, for integrated effects
 python -m benchmarks.circuit_discovery searches     all searches in the built-in Llama, on short sequences
 python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
+python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import inspect
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from tnlib_adapters import builtin_path, circuits, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.reference.model import run
 
 from benchmarks.smollm2 import smollm2
 
+HERE = Path(__file__).parent
 SEEDS = range(4)
 LENGTHS = ((20, 48), (50, 48), (100, 32))
 SEARCHES = {"greedy": "greedy", "acdc": "ACDC", "integrated": "integrated", "attribution": "attribution patching"}
@@ -155,6 +159,35 @@ def similarity_rows() -> Iterator[str]:
         yield f"{found!r}\n{time.process_time() - start:.1f} s"
 
 
+def head_rows() -> Iterator[str]:
+    """Yield copying and previous-token scores of SmolLM2 by their inputs, and the heads that recover IOI most."""
+    from transformers import AutoTokenizer
+
+    folder = smollm2("original")
+    if folder is None:
+        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    model, tokenizer = open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
+    yield "copying: head | embeddings | first layer"
+    copying = [circuits.copying_scores(model, inputs=inputs) for inputs in ("embeddings", "first layer")]
+    for layer, head in ((23, 0), (23, 1), (23, 7), (29, 1)):
+        yield f"{layer}.{head} | " + " | ".join(f"{scores[layer, head]:.2f}" for scores in copying)
+    texts = ((HERE / f"prose_{name}.txt").read_text(encoding="utf-8") for name in ("calibration", "held_out"))
+    first, second = (np.array(tokenizer(text)["input_ids"][:256]) for text in texts)
+    patterns = circuits.pattern_scores(run(model, second[None]).patterns, second[None]).previous
+    yield "previous-token scores: inputs | correlation with patterns"
+    for name, inputs in (("mean embedding", None), ("mean input of every layer", run(model, first[None]))):
+        scores = circuits.weight_scores(model, inputs=inputs).previous
+        yield f"{name} | {np.corrcoef(scores.ravel(), patterns.ravel())[0, 1]:.2f}"
+    clean, corrupted, other = (
+        np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
+        for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")
+    )
+    answer = np.arange(len(clean)) == len(clean) - 1
+    metric = circuits.LogitDifference(other[-1:])
+    found = circuits.activation_patching(model, clean, answer, corrupted, of="heads", metric=metric)
+    yield f"patching\n{found!r}"
+
+
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:
     """Return sequences (n, 2 length) of a segment twice, the predictable tokens, and runs with another first copy."""
     tokens = np.hstack([segment, segment])
@@ -178,6 +211,7 @@ TABLES = {
     "llama": llama_rows,
     "searches": search_rows,
     "similarities": similarity_rows,
+    "heads": head_rows,
 }
 
 

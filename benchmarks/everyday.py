@@ -1,8 +1,9 @@
 """Everyday operations at everyday sizes: every library in turns, in one process and one thread.
 
-    python -m benchmarks.everyday [word ...]
+    python -m benchmarks.everyday [--write] [word ...]
 
 prints the CPU time of the operations whose names have one of the words, and its ratio to that of the fastest peer.
+With --write it times all of them and writes docs/benchmarks-everyday.md.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM
 
 import functools
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +28,18 @@ from benchmarks.calculus import quimb_operator
 from benchmarks.cases import SEED, random_cores
 from benchmarks.crosses import teneva_cross, torch_cross
 from benchmarks.entry import quimb_state, resolve, torch_train
+from benchmarks.machine import measured_on
 
 TURNS, LEAST = 9, 2e-3  # rounds of all libraries, and CPU seconds of one
 OURS = "tnlib"
+GOAL = 1.2  # times the fastest peer
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks-everyday.md"
+HEAD = "| operation | tnlib, ms | fastest peer | ratio | peers, ms |\n|---|---|---|---|---|"
+ABOUT = """\
+Small arrays and trains, where the cost of a call is that of Python and of LAPACK's small matrices. All libraries take
+turns in one process with one thread; times are medians of CPU time, and the ratio is that of tnlib to the fastest peer:
+above 1, tnlib is slower. d is the number of legs, r the rank. The constructor of tnlib checks its cores and finds their
+scales, an entry of tnlib is computed without overflow. By `python -m benchmarks.everyday --write`."""
 Calls = Mapping[str, Callable[[], Any]]
 
 
@@ -422,12 +434,37 @@ def rows(words: Sequence[str] = ()) -> Iterator[tuple[str, float, str, float, st
         yield name, ours, best, ours / found[best], others
 
 
+def page() -> Iterator[str]:
+    """Yield the lines of the page: what was done, when and where, the table, and a summary."""
+    lines, ratios = [HEAD], list[float]()
+    for row in rows():
+        ratios.append(row[3])
+        lines.append(_line(*row))
+        print(lines[-1], flush=True)
+    yield from ("# Everyday operations", "", ABOUT, "", textwrap.fill(measured_on(), 118, break_on_hyphens=False), "")
+    slower = sum(ratio > GOAL for ratio in ratios)
+    said = (
+        f"Of {len(ratios)} operations, {sum(ratio <= 1 for ratio in ratios)} are at least as fast in tnlib as in the "
+        f"fastest peer, and {slower} take more than {GOAL} times its time:"
+    )
+    yield from (textwrap.fill(said, 118), "", *lines)
+
+
 def main() -> None:
-    """Print the table of the operations named on the command line, or of all."""
+    """Print the table of the operations named on the command line, or write the page of all."""
     warnings.simplefilter("ignore")
-    print("| operation | tnlib, ms | best peer | ratio | peers, ms |\n|---|---|---|---|---|")
-    for name, ours, best, ratio, others in rows(sys.argv[1:]):
-        print(f"| {name} | {1e3 * ours:.3g} | {best} | {ratio:.2f} | {others} |", flush=True)
+    words = sys.argv[1:]
+    if words == ["--write"]:
+        text = "\n".join(page()) + "\n"  # timed before the file is opened
+        PAGE.write_text(text, encoding="utf-8")
+        return
+    print(HEAD)
+    for row in rows(words):
+        print(_line(*row), flush=True)
+
+
+def _line(name: str, ours: float, best: str, ratio: float, others: str) -> str:
+    return f"| {name} | {1e3 * ours:.3g} | {best} | {ratio:.2f} | {others} |"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ tables are rounded as for GPTQ; --rivals-python names the Python of an environme
     pip install gptqmodel==7.7.0                             # GPTQMODEL_CPU_WORKERS=2 on two cores
     pip install auto-round==0.16.1 hqq==0.2.8.post1
 
+"llama.cpp" is the quantizer of llama-cpp-python (`make engines`) with an importance matrix of the same text. It has no
+types of fewer than 4 bits for rows of 576 entries, and takes types of more bits for them and for the tables.
+
 Every row is a process of its own; time is that of its CPU. Prints a Markdown table row by row; --write puts it into
 docs/study.md.
 """
@@ -37,6 +40,7 @@ import numpy as np
 from tnlib_adapters.checkpoints.modified import with_tensors
 
 from benchmarks.calibrated import write_table
+from benchmarks.llama_cpp_quantizer import rounded_by_llama_cpp
 from benchmarks.quantizers import Grid, gptq, round_to_nearest
 from benchmarks.rivals import RIVALS
 from benchmarks.smollm2 import NAMES, smollm2
@@ -46,7 +50,8 @@ from tnlib._typing import Array
 HERE = Path(__file__).parent
 HEADING = "## Predictions of SmolLM2"
 TOKENS, WINDOW = 16_384, 512
-METHODS = ("gptq", "low", "default", "high", *RIVALS)  # those between are efforts of `compress`
+LLAMA_CPP = {4: "Q4_0", 3: "Q3_K_M", 2: "Q2_K"}  # its types by bits
+METHODS = ("gptq", "low", "default", "high", *RIVALS, "llama.cpp")  # low to high are efforts of `compress`
 
 
 def calibration_text(tokenizer: Any) -> str:
@@ -134,6 +139,22 @@ def rounded_by_rival(name: str, python: str, source: Path, out: Path, bits: int)
     return run | {"bytes": (n_bits + sum(table.n_bits for table in rounded.values())) / 8e6}
 
 
+def read_from_llama_cpp(source: Path, out: Path, ftype: str) -> int:
+    """Write a copy of a Llama that llama.cpp rounded, dequantized, and return the bytes of its rounded matrices."""
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    file = rounded_by_llama_cpp(source, calibration_text(tokenizer), WINDOW, out.with_name("model.gguf"), ftype)
+    rounded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.load_state_dict(rounded.state_dict())  # transformers does not save what it read from GGUF
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1)
+
+
 def run_row(model: str, method: str, bits: float, what: str, python: str, out: Path) -> dict[str, Any]:
     """Compress, and return seconds of CPU, peak memory in MB and MB of what was compressed."""
     import tnlib_adapters
@@ -148,6 +169,8 @@ def run_row(model: str, method: str, bits: float, what: str, python: str, out: P
     if method == "gptq":
         rounded_by_gptq(source, out, int(bits), what)
         n_bytes = json.loads((out / "bits.json").read_text()) / 8
+    elif method == "llama.cpp":
+        n_bytes = read_from_llama_cpp(source, out, LLAMA_CPP[int(bits)])
     else:
         text = out.with_name("calibration.txt")
         text.write_text(calibration_text(AutoTokenizer.from_pretrained(source)), encoding="utf-8")
@@ -190,7 +213,7 @@ def row(model: str, method: str, bits: float, what: str, python: str) -> str:
     cells = (
         what,
         f"{bits:g}",
-        _title(method, run),
+        _title(method, bits, run),
         f"{run['bytes']:.1f}",
         f"{measured.divergence:.3f}",
         f"{measured.perplexity_before:.1f}",
@@ -201,9 +224,11 @@ def row(model: str, method: str, bits: float, what: str, python: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _title(method: str, run: Mapping[str, Any]) -> str:
+def _title(method: str, bits: float, run: Mapping[str, Any]) -> str:
     if method in RIVALS:
         return f"{method} {run['version']}"
+    if method == "llama.cpp":
+        return f"llama.cpp {LLAMA_CPP[int(bits)]}"
     return "GPTQ" if method == "gptq" else f"tnlib, effort {method}"
 
 

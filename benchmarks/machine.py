@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,16 @@ def measure(scale: str) -> dict[str, Any]:
         "rates": asdict(rates),
         "versions": {name: found for name in LIBRARIES if (found := _version(name))},
     }
+
+
+def measured_on() -> str:
+    """Return date, commit, processor and versions in one sentence, for the head of a table."""
+    commit = subprocess.run(("git", "rev-parse", "--short", "HEAD"), capture_output=True, text=True, check=False)
+    versions = ", ".join(f"{name} {found}" for name in LIBRARIES if (found := _version(name)))
+    return (
+        f"Measured on {datetime.date.today()} at commit {commit.stdout.strip() or 'unknown'}, on {cpu_name()}, "
+        f"{os.cpu_count()} cores, with Python {platform.python_version()}, {versions}."
+    )
 
 
 def cpu_name() -> str:

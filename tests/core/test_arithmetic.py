@@ -67,6 +67,11 @@ def assert_is(got: Any, want: np.ndarray, *parts: np.ndarray, dtype: Any) -> Non
     assert oracles.norm(oracles.wide(got.full()) - want) <= 256 * oracles.eps(dtype) * size
 
 
+def size_of_cores(t: tnlib.TensorTrain) -> np.ndarray:
+    """Return the product of the norms of all cores: terms of the contraction may cancel."""
+    return np.array(math.prod(oracles.norm(core) for core in t.cores) * 2.0**t.exponent)
+
+
 def assert_centre(value: Any) -> None:
     """Where a centre is named, all other cores are isometric towards it."""
     if value.center is not None:
@@ -85,7 +90,8 @@ def test_sums_and_products_of_trains(pair: tuple[tnlib.TensorTrain, tnlib.Tensor
         for combine in (operator.add, operator.sub, operator.mul):
             got = combine(a, b)
             assert got.dtype == np.result_type(a.dtype, b.dtype)
-            assert_is(got, combine(x, y), *((x, y) if combine is not operator.mul else ()), dtype=dtype)
+            parts = (x, y) if combine is not operator.mul else [size_of_cores(a) * size_of_cores(b)]
+            assert_is(got, combine(x, y), *parts, dtype=dtype)
             assert_centre(got)
             ends = zip(a.ranks[1:-1], b.ranks[1:-1], strict=True)
             assert got.ranks[1:-1] == tuple(combine(r, s) if combine is operator.mul else r + s for r, s in ends)
@@ -97,7 +103,8 @@ def test_numbers_times_trains(t: tnlib.TensorTrain, c: Any) -> None:
     for got in (c * t, t * c):
         assert_is(got, x * c, dtype=t.dtype)
         assert_centre(got)
-        assert got.center == t.center
+        precise = np.finfo(got.dtype).precision > np.finfo(t.dtype).precision
+        assert got.center == (None if precise else t.center)
         assert {core.dtype for core in got.cores} == {got.dtype}
         assert got.dtype == (np.ones(1, t.dtype) * (int(c) if isinstance(c, bool) else c)).dtype
     if c != 0:

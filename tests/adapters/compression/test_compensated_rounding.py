@@ -95,7 +95,7 @@ def test_no_loss_is_above_that_of_rounding_to_nearest(case: Any) -> None:
     one, two = (loss(weight, integers, *measured) for integers in (greedy, descended))
     slack = 1e-9 * nearest + 1e-25
     assert one <= nearest + slack
-    assert two <= one + slack  # the descent does not raise it
+    assert two <= one * (1 + 1e-6) + slack  # the descent, in single precision, does not raise it
     for integers in (greedy, descended):
         assert_valid(integers, form, weight.shape)
 

@@ -223,7 +223,9 @@ class Train(LinearFormat):
 
     def _multiplied(self, number: Any) -> Self:
         dtype, k = np.result_type(self.dtype, number), self.center or 0
-        train = self if dtype == self.dtype else self._with_arrays(lambda core: core.astype(dtype))
+        # in a more precise dtype the cores are isometric to the precision of the old one only
+        center = self.center if np.finfo(dtype).precision == np.finfo(self.dtype).precision else None
+        train = self.from_sweep([core.astype(dtype, copy=False) for core in self.cores], center, self.exponent)
         e = math.frexp(max(abs(number.real), abs(number.imag)))[1]
         if abs(e) < DRIFT:
             core, power = rescale(train.cores[k] * dtype.type(number))

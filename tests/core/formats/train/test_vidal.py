@@ -20,7 +20,8 @@ def test_vidal_form(tt: tnlib.TensorTrain) -> None:
     assert_same_tensor(form.train(), tt)
     if tt.log_norm() == -math.inf:
         return
-    tolerance = 256 * oracles.eps(tt.dtype) * max(form.ranks)
+    # the last gamma compensates the rounding of log_scale
+    tolerance = 256 * oracles.eps(tt.dtype) * max(form.ranks) + 2 * np.finfo(float).eps * abs(form.log_scale)
     assert max(tnlib.isometry_errors(form.train())) <= tolerance  # L G is left-isometric
     for k, s in enumerate(form.lambdas):
         assert np.linalg.norm(s) == pytest.approx(1.0, abs=tolerance)
