@@ -44,9 +44,9 @@ class Fit(Generic[F]):
     >>> import numpy as np, tnlib
     >>> tnlib.tt_svd(np.ones((4, 5, 6)))
     Fit of TensorTrain, shape 4 x 5 x 6, float64
-      ranks    1 1 1 1
-      numbers  15 of 120, 8.0 times fewer
-      error    roundoff, certified
+      ranks       1 1 1 1
+      parameters  15 of 120, 8.0 times fewer
+      error       roundoff, certified
     """
 
     value: F
@@ -77,15 +77,15 @@ class Fit(Generic[F]):
         kind = "certified" if self.certified else "estimated"
         lines = [
             f"Fit of {type(value).__name__}, shape {shorten(value.shape, ' x ')}, {value.dtype}",
-            f"  ranks    {shorten(value.ranks, ' ')}",
-            f"  numbers  {stored:,} of {_count(dense)}, {ratio}",
-            f"  error    {error}, {kind}" + ("" if self.converged else ", NOT converged"),
+            f"  ranks       {shorten(value.ranks, ' ')}",
+            f"  parameters  {stored:,} of {_count(dense)}, {ratio}",
+            f"  error       {error}, {kind}" + ("" if self.converged else ", NOT converged"),
         ]
         if self.n_calls is not None:
-            lines.append(f"  calls    {self.n_calls:,}")
+            lines.append(f"  calls       {self.n_calls:,}")
         if self.n_iter:
-            lines.append(f"  sweeps   {self.n_iter}")
-        lines += [f"  note     {note}" for note in self.notes]
+            lines.append(f"  sweeps      {self.n_iter}")
+        lines += [f"  note        {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -127,7 +127,7 @@ def format_html(value: FormatProtocol) -> str:
     rows = {
         "shape": shorten(value.shape, " x "),
         "ranks": shorten(value.ranks, ", "),
-        "numbers": f"{value.n_parameters:,} of {_count(math.prod(value.shape))}",
+        "parameters": f"{value.n_parameters:,} of {_count(math.prod(value.shape))}",
         "dtype": str(value.dtype),
     }
     return facts(type(value).__name__, rows, bars(value.ranks, "ranks"))

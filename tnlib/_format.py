@@ -206,7 +206,7 @@ class Format(ABC):
         ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
         place = "" if self.library == "numpy" else f", {self.library} on {device_of(self.arrays()[0])}"
         return (
-            f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} numbers, {self.dtype}{place})"
+            f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} parameters, {self.dtype}{place})"
         )
 
 

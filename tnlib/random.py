@@ -57,7 +57,7 @@ def tensor_train(
     --------
     >>> import tnlib
     >>> tnlib.random.tensor_train((4, 5, 6), 3, rng=0)
-    TensorTrain(shape 4 x 5 x 6, ranks (1, 3, 3, 1), 75 numbers, float64)
+    TensorTrain(shape 4 x 5 x 6, ranks (1, 3, 3, 1), 75 parameters, float64)
     """
     sizes = as_sizes("tensor_train", "shape", shape)
     return TensorTrain(_cores([(n,) for n in sizes], rank, _Normal("tensor_train", dtype, rng)))

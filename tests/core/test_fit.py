@@ -20,33 +20,33 @@ def test_the_report() -> None:
     fit = tnlib.tt_svd(np.ones((4, 5, 6)))
     assert repr(fit).splitlines() == [
         "Fit of TensorTrain, shape 4 x 5 x 6, float64",
-        "  ranks    1 1 1 1",
-        "  numbers  15 of 120, 8.0 times fewer",
-        "  error    roundoff, certified",
+        "  ranks       1 1 1 1",
+        "  parameters  15 of 120, 8.0 times fewer",
+        "  error       roundoff, certified",
     ]
 
 
 def test_the_report_of_a_result_larger_than_its_input() -> None:
     fit = tnlib.svd(np.diag([3.0, 2.0, 1.0]), max_rank=2)
-    assert "  numbers  14 of 9, 1.6 times more" in repr(fit).splitlines()
+    assert "  parameters  14 of 9, 1.6 times more" in repr(fit).splitlines()
 
 
 def test_the_report_of_a_miss() -> None:
     fit, _ = oracles.quietly(lambda: tnlib.svd(np.diag([4.0, 3.0]), rtol=0.5, max_rank=1))
-    assert "  error    0.6, certified, NOT converged" in repr(fit).splitlines()
+    assert "  error       0.6, certified, NOT converged" in repr(fit).splitlines()
 
 
 def test_the_report_names_sweeps_and_notes() -> None:
     fit, _ = oracles.quietly(lambda: tnlib.tucker(oracles.ghz(3, 3), ranks=2, n_iter=2))
     lines = repr(fit).splitlines()
-    assert "  sweeps   2" in lines
-    assert sum(line.startswith("  note     ") for line in lines) == len(fit.notes) == 1
+    assert "  sweeps      2" in lines
+    assert sum(line.startswith("  note        ") for line in lines) == len(fit.notes) == 1
 
 
 def test_the_report_of_a_long_train_is_short() -> None:
     fit = tnlib.tt_svd(oracles.random_train((2,) * 17, [1, *[2] * 16, 1]))
     ranks = repr(fit).splitlines()[1]
-    assert ranks == "  ranks    1 2 2 2 2 2 2 2 ... 2 2 2 1 (18 of them, largest 2)"
+    assert ranks == "  ranks       1 2 2 2 2 2 2 2 ... 2 2 2 1 (18 of them, largest 2)"
 
 
 def test_roundoff_is_named_only_where_it_is() -> None:

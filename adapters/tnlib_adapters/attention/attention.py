@@ -77,7 +77,7 @@ class Attention(AttentionWeights):
     >>> import tnlib_adapters
     >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
     >>> layer.qk(0)
-    LowRank(shape 65 x 65, ranks (16,), 2,080 numbers, float32)
+    LowRank(shape 65 x 65, ranks (16,), 2,080 parameters, float32)
     """
 
     @classmethod
@@ -170,7 +170,7 @@ class Attention(AttentionWeights):
         >>> w = rng.standard_normal((4, 1, 6, 4))
         >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0]))
         >>> layer.qk_tensor(0, range(50))  # two of four columns turn
-        Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 numbers, float64)
+        Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 parameters, float64)
         """
         q, k = self._query_key("qk_tensor", head)
         checked = as_distances("Attention.qk_tensor", "distances", distances, self.context)

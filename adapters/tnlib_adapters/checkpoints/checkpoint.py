@@ -80,7 +80,7 @@ class Checkpoint:
             "layers": str(s.n_layers),
             "heads of a layer": f"{s.n_heads} of {s.d_head}{shared}",
             "width of the stream": f"{s.d_model:,}",
-            "numbers": f"{sum(info.size for info in self.folder.tensors.values()):,}",
+            "parameters": f"{sum(info.size for info in self.folder.tensors.values()):,}",
             "folder": str(self.folder.path),
         }
         group = s.group_size  # one shade for heads that share their keys and values
@@ -169,7 +169,7 @@ class Checkpoint:
         --------
         >>> import tnlib_adapters
         >>> tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).head(1, 3).qk(0)
-        LowRank(shape 65 x 65, ranks (16,), 2,080 numbers, float32)
+        LowRank(shape 65 x 65, ranks (16,), 2,080 parameters, float32)
         """
         layer = as_index("Checkpoint.head", "layer", layer, self.n_layers)
         head = as_index("Checkpoint.head", "head", head, self.sizes.n_heads)

@@ -177,7 +177,7 @@ def _summary(checkpoint: Checkpoint) -> str:
         "layers": f"{sizes.n_layers}",
         "heads of a layer": f"{sizes.n_heads} of {r}{shared}",
         "width of the stream": f"{d:,}",
-        "numbers": f"{sum(info.size for info in checkpoint.folder.tensors.values()):,}",
+        "parameters": f"{sum(info.size for info in checkpoint.folder.tensors.values()):,}",
         "positions": _positions(checkpoint, layer),
         "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} numbers for {d:,} x {d:,} = {d * d:,}",
     }

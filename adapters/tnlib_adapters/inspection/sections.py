@@ -215,7 +215,7 @@ def gauge(inspection: Inspection, draw: Draw) -> list[str]:
         ]
         for layer, report in enumerate(inspection.gauges)
     ]
-    head = ["layer", "numbers", "free", "share", "queries : keys", "values : outputs", "heads by strength"]
+    head = ["layer", "parameters", "free", "share", "queries : keys", "values : outputs", "heads by strength"]
     return [
         "<p>The model depends on products of weights only: W<sub>Q</sub> G with W<sub>K</sub> G<sup>-T</sup>, and "
         "W<sub>V</sub> H with H<sup>-1</sup> W<sub>O</sub>, compute the same, and some biases cancel in softmax or "
