@@ -205,9 +205,8 @@ class Format(ABC):
         sizes = shorten(self.shape, " x ")
         ranks = self.ranks if len(self.ranks) <= 16 else shorten(self.ranks, ", ")
         place = "" if self.library == "numpy" else f", {self.library} on {device_of(self.arrays()[0])}"
-        return (
-            f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {self.n_parameters:,} parameters, {self.dtype}{place})"
-        )
+        size = f"{self.n_parameters:,} parameters"
+        return f"{type(self).__name__}(shape {sizes}, ranks {ranks}, {size}, {self.dtype}{place})"
 
 
 class LinearFormat(Format):
