@@ -62,6 +62,7 @@ def tt_cross(
     rng: np.random.Generator | int | None = None,
     pivots: Sequence[Sequence[int]] | Array | None = None,
     max_rank: int | None = None,
+    callback: Callable[[Fit[TensorTrain]], object] | None = None,
 ) -> Fit[TensorTrain]:
     """Interpolate the tensor x[i] = f(i) by a train so that norm(x - fit.value.full()) <= rtol * norm(x), as estimated.
 
@@ -87,6 +88,9 @@ def tt_cross(
     max_rank
         Maximal rank of every bond. The interpolation has up to 2 max_rank + 2 rows per bond and is rounded. If the
         error then misses rtol, the fit has not converged.
+    callback
+        Called after every sweep with the train of that sweep as a `Fit`: `error` is an estimate from few points,
+        `n_calls` and `n_iter` count so far. StopIteration ends the search, and the best train is returned.
 
     Returns
     -------
@@ -132,14 +136,20 @@ def tt_cross(
     tolerance = as_rtol("tt_cross", rtol)
     if tolerance is None:
         raise ArgumentTypeError("tt_cross: rtol must be a real number, got None; pass for example rtol=1e-6.")
+    if callback is not None and not callable(callback):
+        raise ArgumentTypeError(
+            f"tt_cross: callback must be a function of a Fit or None, got a {type(callback).__name__}."
+        )
     known, max_rank = _as_pivots(pivots, shape), as_max_rank("tt_cross", max_rank)
     cached = CachedFunction("tt_cross", f, shape, max_calls, reserved=int(_RESERVED * max_calls))
-    search = _Search(cached, shape, tolerance, as_rng("tt_cross", rng), max_calls, max_rank)
+    search = _Search(cached, shape, tolerance, as_rng("tt_cross", rng), max_calls, max_rank, callback)
     try:
         search.run(known)
         reason = "no pivot lowers it; f may be rounded that much, otherwise try another rng"
     except CallBudgetExceeded:
         reason = f"max_calls={max_calls} is spent"
+    except _Stopped:
+        reason = "callback has ended the search"
     best = replace(search.finish(), n_calls=cached.n_calls)
     if not best.converged:
         if max_rank is not None and max(best.value.ranks) == max_rank:
@@ -173,6 +183,10 @@ def _as_pivots(pivots: Any, shape: tuple[int, ...]) -> Array:
     return np.unique(points.astype(np.intp), axis=0)
 
 
+class _Stopped(Exception):
+    """The callback has raised StopIteration."""
+
+
 class _Search:
     """A cross interpolation that adds pivots at sampled errors until the errors are within the tolerance."""
 
@@ -184,8 +198,9 @@ class _Search:
         rng: np.random.Generator,
         max_calls: int,
         max_rank: int | None,
+        callback: Callable[[Fit[TensorTrain]], object] | None,
     ) -> None:
-        self._max_rank = max_rank
+        self._max_rank, self._callback = max_rank, callback
         self._f, self._shape, self._rtol, self._rng = f, shape, rtol, rng
         self._errors = ErrorEstimator(f, shape, rng)
         self._zero = round_train(TensorTrain([np.zeros((1, n, 1)) for n in shape]), None, None)[0].fused()
@@ -220,6 +235,7 @@ class _Search:
             sample, error = self._estimate(cross, train, target)
             if error < self._best.error:
                 self._best = Fit(train, error, False, False, n_iter)
+            self._report(train, error, n_iter)
             if error <= target:
                 sample, tested = self._test(train, target)
                 error = max(error, tested)
@@ -233,6 +249,14 @@ class _Search:
                     return
                 rounding /= 4  # the error was that of rounding
             n_iter += 1
+
+    def _report(self, train: TensorTrain, error: float, n_iter: int) -> None:
+        """Call the callback of the caller with the train of a sweep."""
+        if self._callback is not None:
+            try:
+                self._callback(Fit(train, error, False, False, n_iter, n_calls=self._f.n_calls))
+            except StopIteration as stop:
+                raise _Stopped from stop
 
     @property
     def _knows_much(self) -> bool:

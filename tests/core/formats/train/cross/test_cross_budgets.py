@@ -163,3 +163,27 @@ def test_seeds_decide_and_nothing_else() -> None:
         oracles.assert_same_bits(fit.value, runs[0][0].value)
     other = solve(of(x), x.shape, 1e-8, rng=1)
     assert other[1].seen != runs[0][1].seen
+
+
+def test_the_callback_sees_every_sweep_and_ends_the_search() -> None:
+    seen: list[tnlib.Fit] = []
+
+    def stop_after_three(fit: tnlib.Fit) -> None:
+        seen.append(fit)
+        if len(seen) == 3:
+            raise StopIteration
+
+    x = oracles.hilbert((9,) * 5)
+    fit, counted = solve(of(x), x.shape, 1e-12, rng=1)
+    solve(of(x), x.shape, 1e-12, rng=1, callback=seen.append)
+    assert [one.n_calls for one in seen] == sorted({one.n_calls for one in seen})
+    assert seen[-1].n_calls <= counted.n
+    assert [one.n_iter for one in seen] == [*range(len(seen))]
+    seen.clear()
+    stopped, short = solve(of(x), x.shape, 1e-12, rng=1, callback=stop_after_three)
+    assert len(seen) == 3
+    assert short.n < counted.n
+    assert fit.converged
+    assert not stopped.converged
+    with oracles.refused(TypeError, "tt_cross", "callback", "a Fit"):
+        tnlib.tt_cross(of(x), x.shape, rtol=1e-3, callback=3)  # type: ignore[arg-type]
