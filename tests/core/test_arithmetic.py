@@ -188,14 +188,6 @@ def test_numbers_of_any_size_leave_the_cores_in_range(power: int) -> None:
     oracles.assert_close(back.full(), t.full(), factor=1e4)
 
 
-@pytest.mark.parametrize("power", [-30, 30])
-def test_numbers_of_any_size_in_single_precision(power: int) -> None:
-    t = tnlib.TensorTrain(oracles.random_cores((2, 3, 4), (1, 2, 3, 1), np.float32))
-    scaled = (10.0**power * (10.0**power * t)) / 10.0**power / 10.0**power
-    assert scaled.dtype == np.float32
-    oracles.assert_close(scaled.full(), t.full(), np.float32, 200)
-
-
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "log_scale"), [(1e3, -1.0), (1e-3, 1.0), (1.0, 0.0)])
 def test_long_trains_meet_in_one_scale(dtype: np.dtype, size: float, log_scale: float) -> None:

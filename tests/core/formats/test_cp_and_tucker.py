@@ -71,30 +71,11 @@ def test_real_and_imaginary_part(values: st.SearchStrategy[Value], data: st.Data
         assert t.imag.norm() == 0
 
 
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
-def test_parts_of_a_cp_of_integers_are_exact(dtype: type) -> None:
-    factors = [np.array([[1 + 2j, 3 - 1j], [2 - 1j, 4j]]).astype(dtype) + k for k in range(4)]
-    t = tnlib.CP(np.array([2 - 4j, 1j]).astype(dtype), factors)
-    np.testing.assert_array_equal(t.real.full(), t.full().real)
-    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
-
-
 @pytest.mark.parametrize("c", [1e-300, 1e300])
 def test_parts_of_large_weights_stay_in_range(c: float) -> None:
     t = tnlib.CP(np.array([c * 1j]), [np.array([[c], [c * 1j]]), np.array([[1j / c]])])
     np.testing.assert_allclose(tnlib.entries(t.real, [[0, 0], [1, 0]]), [-c, 0.0], rtol=1e-14)
     np.testing.assert_allclose(tnlib.entries(t.imag, [[0, 0], [1, 0]]), [0.0, -c], rtol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_parts_of_a_tucker_of_integers_are_exact(dtype: np.dtype) -> None:
-    """Nothing is rounded: the parts of a sum of two terms are those of its dense array of integers."""
-    core, factors = np.array([[2, 3], [5, 7]]).astype(dtype), [np.array([[1, 2], [3, 4], [5, 6]]).astype(dtype)] * 2
-    if np.dtype(dtype).kind == "c":
-        core, factors = core + 1j * core[::-1], [factor - 1j * factor[::-1] for factor in factors]
-    t = tnlib.Tucker(core.astype(dtype), [factor.astype(dtype) for factor in factors])
-    np.testing.assert_array_equal(t.real.full(), t.full().real)
-    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
 
 
 @values
