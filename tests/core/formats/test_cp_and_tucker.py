@@ -1,6 +1,8 @@
-"""CP and Tucker: real and imaginary part, casts, named arrays."""
+"""CP and Tucker: real and imaginary part, casts, named arrays, products."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import oracles
@@ -98,3 +100,33 @@ def test_named_arrays_make_the_same_value(values: st.SearchStrategy[Value], data
     first = "weights" if isinstance(t, tnlib.CP) else "core"
     assert list(t.named_arrays()) == [first, *(f"factors.{k}" for k in range(t.ndim))]
     oracles.assert_same_bits(type(t).from_named_arrays(t.named_arrays(), t.attributes()), t)
+
+
+@pytest.mark.parametrize("make", [tnlib.random.cp, tnlib.random.tucker])
+@given(
+    st.integers(1, 3), st.integers(1, 2), st.sampled_from(oracles.DTYPES), st.sampled_from(oracles.DTYPES),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_products_beside_numpy(make: Any, d: int, rank: int, dtype: np.dtype, other: np.dtype, seed: int) -> None:
+    a, b = make((2, 3, 2)[:d], rank, dtype=dtype, rng=seed), make((3, 2, 2)[:d], 2, dtype=other, rng=seed + 20)
+    x, y = oracles.contract(a), oracles.contract(b)
+    for product, want in ((tnlib.kron(a, b), np.kron(x, y)), (tnlib.outer(a, b), np.multiply.outer(x, y))):
+        assert type(product) is type(a)
+        assert product.dtype == np.result_type(dtype, other)
+        scale = np.prod([oracles.norm(array) for array in product.arrays()])  # terms may cancel
+        assert oracles.norm(oracles.wide(product.full()) - want) <= 100 * max(map(oracles.eps, (dtype, other))) * scale
+    assert tnlib.kron(a, b).ranks == tuple(np.multiply(a.ranks, b.ranks))
+    assert tnlib.outer(a, b).ranks == (a.ranks + b.ranks if isinstance(a, tnlib.Tucker) else (2 * rank,))
+
+
+def test_an_outer_product_with_too_many_legs_is_refused() -> None:
+    t = tnlib.Tucker(np.ones((1,) * 40), [np.ones((2, 1))] * 40)
+    with oracles.refused(ValueError, "outer: the core of a Tucker", "64 legs", "80", "TensorTrain"):
+        tnlib.outer(t, t)
+
+
+def test_a_cp_of_a_thousand_legs() -> None:
+    t = tnlib.CP([1.0, 1.0], [np.array([[1e3, 0.0], [0.0, 1e3]])] * 1000)
+    number = tnlib.contract(t, {k: np.full(2, 1e-3) for k in range(1000)})
+    assert number == pytest.approx(2.0, rel=1e-11)
+    assert tnlib.inner(t, (1e-3**100) * tnlib.CP(t.weights, [1e-6 * f for f in t.factors])) == pytest.approx(2e-300)
