@@ -12,6 +12,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_trains import assert_same_tensor, wild_trains
 
 import tnlib
 
@@ -126,18 +127,6 @@ def test_every_linear_format(value: Any) -> None:
     assert (value - value).norm() <= 64 * eps * value.norm()
     if not isinstance(value, tnlib.TTMatrix | tnlib.LowRank):
         oracles.assert_close((1 + value).full(), 1 + x, value.dtype)
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_transposes(dtype: np.dtype) -> None:
-    t = tnlib.canonicalize(tnlib.TensorTrain(oracles.random_cores((2, 3, 4), (1, 2, 3, 1), dtype)), 2)
-    oracles.assert_close(t.T.full(), t.full().T, dtype)
-    assert t.T.center == 0
-    assert_centre(t.T)
-    a = tnlib.TTMatrix([oracles.normal(s, dtype) for s in ((1, 2, 3, 2), (2, 4, 2, 1))])
-    oracles.assert_close(a.T.full(), a.full().T, dtype)
-    oracles.assert_close(a.H.full(), a.full().conj().T, dtype)
-    oracles.assert_close(a.conj().full(), a.full().conj(), dtype)
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
@@ -346,3 +335,32 @@ def test_products_of_values_whose_arrays_leave_the_range(verb: Any, size: float)
     if verb is tnlib.kron:
         value = tnlib.LowRank(np.ones((3, 1)) * size**0.6, np.ones((1, 2)) * size**-0.6)
         oracles.assert_close(verb(value, value).full(), np.ones((9, 4)))
+
+
+@given(wild_trains())
+def test_cores_are_in_range_and_the_norm_is_that_of_the_array(tt: tnlib.TensorTrain) -> None:
+    for core in tt.cores:
+        top = float(np.abs(core).max())
+        assert top == 0 or 1e-140 < top < 1e140
+    plain = tnlib.TensorTrain(tt.cores)
+    want = oracles.norm(oracles.wide(plain.full()))
+    assert abs(plain.norm() - want) <= 1000 * oracles.eps(tt.dtype) * want
+    assert plain.norm() == 0 or abs(tt.log_norm() - tt.exponent * math.log(2) - math.log(plain.norm())) <= 1e-6
+
+
+@given(wild_trains())
+def test_parts_and_transposes(tt: tnlib.TensorTrain) -> None:
+    tt = tnlib.TensorTrain(tt.cores, tt.center)
+    dense = tt.full()
+    slack = 64 * oracles.eps(tt.dtype) * len(tt.cores) * max(tt.norm(), 1e-300)
+    for got, want in ((tt.real, dense.real), (tt.imag, dense.imag), (tt.conj(), dense.conj()), (tt.T, dense.T)):
+        assert oracles.norm(oracles.wide(got.full()) - oracles.wide(want)) <= slack
+    assert tt.T.center == (None if tt.center is None else len(tt.cores) - 1 - tt.center)
+    assert_same_tensor(tt.T.T, tt)
+
+
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_transposes_of_operators(dtype: np.dtype) -> None:
+    a = tnlib.TTMatrix([oracles.normal(s, dtype) for s in ((1, 2, 3, 2), (2, 4, 2, 1))])
+    for got, want in ((a.T, a.full().T), (a.H, a.full().conj().T), (a.conj(), a.full().conj())):
+        oracles.assert_close(got.full(), want, dtype)
