@@ -12,7 +12,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trains import assert_same_tensor, wild_trains
+from random_trains import assert_same_tensor, shapes, trains, wild_trains
 
 import tnlib
 
@@ -37,26 +37,10 @@ LINEAR = [
 ]
 linear = pytest.mark.parametrize("value", LINEAR, ids=oracles.format_id)
 
-dtypes = st.sampled_from(oracles.DTYPES)
-
-
-@st.composite
-def trains(draw: Any, shape: tuple[int, ...] | None = None) -> tnlib.TensorTrain:
-    """Any train, of any dtype, centre and scale; zero trains and size-1 legs among them."""
-    shape = shape or tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    ranks = [1, *(draw(st.integers(1, 4)) for _ in shape[1:]), 1]
-    cores = oracles.random_cores(shape, ranks, draw(dtypes), draw(st.integers(0, 999)))
-    if draw(st.integers(0, 9)) == 0:
-        cores[draw(st.integers(0, len(cores) - 1))][...] = 0
-    train = tnlib.TensorTrain(cores, log_scale=draw(st.sampled_from([0.0, 0.0, -1.5, 30.0])))
-    if draw(st.booleans()):
-        return tnlib.canonicalize(train, draw(st.integers(0, len(cores) - 1)))
-    return train
-
 
 @st.composite
 def pairs(draw: Any) -> tuple[tnlib.TensorTrain, tnlib.TensorTrain]:
-    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
+    shape = draw(shapes)
     return draw(trains(shape)), draw(trains(shape))
 
 
