@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,13 @@ def train(shape: Any, rank: int, dtype: Any = np.float64, seed: int = 0, log_sca
 
 
 @st.composite
-def trains(draw: Any) -> tnlib.TensorTrain:
-    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def trains(draw: Any, shape: Sequence[int] | None = None) -> tnlib.TensorTrain:
+    """Any train, of any dtype, centre and scale; zero trains and size-1 legs among them."""
+    shape = shape or draw(shapes)
     ranks = [1, *(draw(st.integers(1, 4)) for _ in shape[1:]), 1]
     cores = oracles.random_cores(shape, ranks, draw(dtypes), draw(st.integers(0, 999)))
+    if draw(st.integers(0, 9)) == 0:
+        cores[draw(st.integers(0, len(cores) - 1))][...] = 0
     train = tnlib.TensorTrain(cores, log_scale=draw(st.sampled_from([0.0, -1.5, 20.0])))
     center = draw(st.sampled_from([None, *range(len(shape))]))
     return train if center is None else tnlib.canonicalize(train, center)

@@ -72,6 +72,7 @@ MISSES = {
     "ttm_svd": lambda **k: tnlib.ttm_svd(X[0], (2, 3), (2, 3), max_rank=1, **k),
     "tucker": lambda **k: tnlib.tucker(X, ranks=1, n_iter=1, **k),
     "cp": lambda **k: tnlib.cp(X, 1, **k),
+    "round": lambda **k: tnlib.round(tnlib.tt_svd(X).value, max_rank=1, **k),
 }
 
 

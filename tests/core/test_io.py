@@ -14,8 +14,6 @@ import numpy as np
 import oracles
 import pytest
 import safetensors.numpy
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 import tnlib
@@ -316,24 +314,6 @@ def test_a_flipped_bit_gives_a_file_error_or_the_same_format(value: Any, tmp_pat
         changed[position] ^= 1 << position % 8
         refused.append(loads_the_same_or_not_at_all(tmp_path / "a", value, bytes(changed)))
     assert all(refused[start:]), "a changed number was read"
-
-
-@pytest.mark.parametrize("value", SMALL, ids=oracles.format_id)
-def test_a_file_cut_at_every_64th_byte_is_refused(value: Any, tmp_path: Path) -> None:
-    tnlib.save(tmp_path / "a", value)
-    data = (tmp_path / "a").read_bytes()
-    assert all(loads_the_same_or_not_at_all(tmp_path / "a", value, data[:n]) for n in range(0, len(data), 64))
-    assert not loads_the_same_or_not_at_all(tmp_path / "a", value, data)
-
-
-@given(st.integers(0, len(SMALL) - 1), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1))
-def test_bytes_written_over(tmp_path_factory: pytest.TempPathFactory, which: int, changes: Any) -> None:
-    path = tmp_path_factory.mktemp("io") / "a"
-    tnlib.save(path, SMALL[which])
-    data = bytearray(path.read_bytes())
-    for position, byte in changes:
-        data[position % len(data)] = byte
-    loads_the_same_or_not_at_all(path, SMALL[which], bytes(data))
 
 
 @pytest.mark.parametrize("value", ALL_FORMATS, ids=oracles.format_id)

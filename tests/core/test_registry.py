@@ -6,9 +6,7 @@ import subprocess
 import sys
 from inspect import isabstract
 
-import numpy as np
 import oracles
-import pytest
 
 import tnlib
 from tnlib import _registry
@@ -69,23 +67,6 @@ def test_a_class_has_the_verbs_of_its_bases() -> None:
     assert _registry.format_class("NoSuchFormat") is None
     assert _registry.list_formats("to_First") == "a Base or Derived"
     assert _registry.list_formats("no such verb") == "a format"
-
-
-def test_so_is_it_by_functions_of_two() -> None:
-    fit = tnlib.svd(np.eye(2))
-    for call in (
-        lambda: tnlib.inner(fit, fit),
-        lambda: tnlib.distance(fit.value, fit),
-        lambda: tnlib.convert(fit, tnlib.LowRank),
-        lambda: tnlib.contract(fit, {0: np.ones(2)}),
-        lambda: tnlib.sum_legs(fit),
-    ):
-        with pytest.raises(tnlib.ArgumentTypeError):
-            call()
-    with oracles.refused(TypeError, "pass fit.value"):
-        tnlib.convert(fit, tnlib.LowRank)
-    with oracles.refused(TypeError, "pass fit.value"):
-        tnlib.inner(fit, fit)
 
 
 def test_names_of_classes_are_taken_once() -> None:

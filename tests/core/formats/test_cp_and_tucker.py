@@ -1,6 +1,8 @@
-"""CP and Tucker: real and imaginary part, casts, named arrays."""
+"""CP and Tucker: real and imaginary part, casts, named arrays, products."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import oracles
@@ -71,30 +73,11 @@ def test_real_and_imaginary_part(values: st.SearchStrategy[Value], data: st.Data
         assert t.imag.norm() == 0
 
 
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
-def test_parts_of_a_cp_of_integers_are_exact(dtype: type) -> None:
-    factors = [np.array([[1 + 2j, 3 - 1j], [2 - 1j, 4j]]).astype(dtype) + k for k in range(4)]
-    t = tnlib.CP(np.array([2 - 4j, 1j]).astype(dtype), factors)
-    np.testing.assert_array_equal(t.real.full(), t.full().real)
-    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
-
-
 @pytest.mark.parametrize("c", [1e-300, 1e300])
 def test_parts_of_large_weights_stay_in_range(c: float) -> None:
     t = tnlib.CP(np.array([c * 1j]), [np.array([[c], [c * 1j]]), np.array([[1j / c]])])
     np.testing.assert_allclose(tnlib.entries(t.real, [[0, 0], [1, 0]]), [-c, 0.0], rtol=1e-14)
     np.testing.assert_allclose(tnlib.entries(t.imag, [[0, 0], [1, 0]]), [0.0, -c], rtol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-def test_parts_of_a_tucker_of_integers_are_exact(dtype: np.dtype) -> None:
-    """Nothing is rounded: the parts of a sum of two terms are those of its dense array of integers."""
-    core, factors = np.array([[2, 3], [5, 7]]).astype(dtype), [np.array([[1, 2], [3, 4], [5, 6]]).astype(dtype)] * 2
-    if np.dtype(dtype).kind == "c":
-        core, factors = core + 1j * core[::-1], [factor - 1j * factor[::-1] for factor in factors]
-    t = tnlib.Tucker(core.astype(dtype), [factor.astype(dtype) for factor in factors])
-    np.testing.assert_array_equal(t.real.full(), t.full().real)
-    np.testing.assert_array_equal(t.imag.full(), t.full().imag)
 
 
 @values
@@ -117,3 +100,33 @@ def test_named_arrays_make_the_same_value(values: st.SearchStrategy[Value], data
     first = "weights" if isinstance(t, tnlib.CP) else "core"
     assert list(t.named_arrays()) == [first, *(f"factors.{k}" for k in range(t.ndim))]
     oracles.assert_same_bits(type(t).from_named_arrays(t.named_arrays(), t.attributes()), t)
+
+
+@pytest.mark.parametrize("make", [tnlib.random.cp, tnlib.random.tucker])
+@given(
+    st.integers(1, 3), st.integers(1, 2), st.sampled_from(oracles.DTYPES), st.sampled_from(oracles.DTYPES),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_products_beside_numpy(make: Any, d: int, rank: int, dtype: np.dtype, other: np.dtype, seed: int) -> None:
+    a, b = make((2, 3, 2)[:d], rank, dtype=dtype, rng=seed), make((3, 2, 2)[:d], 2, dtype=other, rng=seed + 20)
+    x, y = oracles.contract(a), oracles.contract(b)
+    for product, want in ((tnlib.kron(a, b), np.kron(x, y)), (tnlib.outer(a, b), np.multiply.outer(x, y))):
+        assert type(product) is type(a)
+        assert product.dtype == np.result_type(dtype, other)
+        scale = np.prod([oracles.norm(array) for array in product.arrays()])  # terms may cancel
+        assert oracles.norm(oracles.wide(product.full()) - want) <= 100 * max(map(oracles.eps, (dtype, other))) * scale
+    assert tnlib.kron(a, b).ranks == tuple(np.multiply(a.ranks, b.ranks))
+    assert tnlib.outer(a, b).ranks == (a.ranks + b.ranks if isinstance(a, tnlib.Tucker) else (2 * rank,))
+
+
+def test_an_outer_product_with_too_many_legs_is_refused() -> None:
+    t = tnlib.Tucker(np.ones((1,) * 40), [np.ones((2, 1))] * 40)
+    with oracles.refused(ValueError, "outer: the core of a Tucker", "64 legs", "80", "TensorTrain"):
+        tnlib.outer(t, t)
+
+
+def test_a_cp_of_a_thousand_legs() -> None:
+    t = tnlib.CP([1.0, 1.0], [np.array([[1e3, 0.0], [0.0, 1e3]])] * 1000)
+    number = tnlib.contract(t, {k: np.full(2, 1e-3) for k in range(1000)})
+    assert number == pytest.approx(2.0, rel=1e-11)
+    assert tnlib.inner(t, (1e-3**100) * tnlib.CP(t.weights, [1e-6 * f for f in t.factors])) == pytest.approx(2e-300)

@@ -252,23 +252,6 @@ def test_tensors_without_a_link_between_them(tmp_path: Path) -> None:
     assert np.array_equal(got.full(), np.multiply.outer(a, b))
 
 
-def test_a_ground_state(tmp_path: Path) -> None:
-    quimb = pytest.importorskip("quimb.tensor")
-    dmrg = quimb.DMRG2(quimb.MPO_ham_heis(8), bond_dims=[8, 16], cutoffs=1e-12)
-    dmrg.solve(tol=1e-8, verbosity=0)
-    state = dmrg.state
-    state.permute_arrays("lpr")
-    arrays = [np.asarray(a) for a in state.arrays]
-    cores = [arrays[0][None], *arrays[1:-1], arrays[-1][..., None]]
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        put_chain(file, "psi", cores, order=lambda legs: legs[::-1])
-    got = itensor.read(tmp_path / "a.h5")
-    itensor.write(tmp_path / "b.h5", got)
-    again = itensor.read(tmp_path / "b.h5")
-    assert abs(tnlib.inner(again, tnlib.TensorTrain(cores)) - 1) < 1e-12
-    assert abs(tnlib.entropy(again, 4) - state.entropy(4) * np.log(2)) < 1e-10
-
-
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 

@@ -125,6 +125,8 @@ CONSERVED = {
     "spin and number of electrons": (SpinHalfFermionSite("N", "Sz"), ["up", "down", "full", "empty"]),
     "parity of electrons": (SpinHalfFermionSite("parity", "Sz"), ["up", "down", "full", "empty"]),
     "fermions": (FermionSite("N"), ["full", "empty", "empty", "full"]),
+    "spins": (SpinHalfSite("Sz"), ["up", "down", "down", "up"]),
+    "spins without charges": (SpinHalfSite(None), ["up", "down", "down", "up"]),
     "parity of spins": (SpinHalfSite("parity"), ["up", "down", "down", "up"]),
     "spin one": (SpinSite(1.0, "Sz"), ["up", "0.0", "down", "0.0"]),
     "bosons": (BosonSite(3, "N"), ["0", "3", "1", "2"]),
@@ -143,26 +145,6 @@ def test_legs_are_in_the_order_that_a_site_has_without_charges(case: str) -> Non
     back = to_tenpy(from_tenpy(state), site)
     assert back.overlap(state) == pytest.approx(1.0, abs=1e-14)
     assert back.get_total_charge(only_physical_legs=True).tolist() == state.get_total_charge(True).tolist()
-
-
-def test_up_comes_first_whether_or_not_sz_is_conserved() -> None:
-    states = ["up", "down", "down", "up", "down"]
-    found = [
-        from_tenpy(MPS.from_product_state([SpinHalfSite(c)] * 5, states, unit_cell_width=5)).full()
-        for c in (None, "parity", "Sz")
-    ]
-    for x in found:
-        assert np.argwhere(x).tolist() == [[0, 1, 1, 0, 1]]
-
-
-def test_local_expectation_values_agree_where_charges_permute_the_basis() -> None:
-    x = spin_chain(6, total=2, seed=3)
-    x /= np.linalg.norm(x)
-    state = to_tenpy(tnlib.tt_svd(x).value, SpinHalfSite("Sz"))
-    for k, value in enumerate(state.expectation_value("Sz")):
-        p = np.sum(x**2, axis=tuple(j for j in range(6) if j != k))
-        assert value == pytest.approx((p[0] - p[1]) / 2, abs=1e-14)
-    assert min(b.stored_blocks for b in state._B[1:-1]) > 1
 
 
 def test_equal_schmidt_values_of_different_charges_are_told_apart() -> None:
@@ -184,17 +166,6 @@ def test_faint_schmidt_values_leave_right_isometric_tensors(conserve: str | None
     assert 1e-15 < min(state.get_SL(3)) < 1e-13
     assert state.norm_test().max() < 1e-13
     oracles.assert_close(from_tenpy(state).full(), x)
-
-
-@pytest.mark.parametrize("center", range(6))
-def test_isometries_do_not_lose_digits_to_faint_schmidt_values(center: int) -> None:
-    x = oracles.with_spectrum(10.0 ** -np.arange(0, 16, 2), 8, 8).reshape((2,) * 6)
-    state = to_tenpy(tnlib.canonicalize(tnlib.tt_svd(x).value, center))
-    assert min(state.get_SL(3)) < 1e-13
-    for k, core in enumerate(state._B):
-        a = core.to_ndarray()  # vL p vR
-        a = a.reshape(-1, a.shape[-1]) if k < center else a.reshape(len(a), -1).T
-        oracles.assert_isometric(a)
 
 
 def test_states_that_mix_a_conserved_charge_are_refused() -> None:

@@ -240,61 +240,14 @@ print(sum(sum(one.stats.cache_misses.values()) for one in add_gram.compiled.valu
 
 
 @pytest.mark.slow
-def test_processes_that_compile_at_once_share_a_cache(tmp_path: Path) -> None:
-    script = SHORT.replace("DTYPES", '("float64",)')
-    both = [start(script, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    for process in both:
+@pytest.mark.parametrize("others", ["float64", "float32"])
+def test_processes_that_compile_at_once_share_a_cache(others: str, tmp_path: Path) -> None:
+    """For one dtype or for two, whose code must not be mixed up."""
+    started = [
+        start(SHORT.replace("DTYPES", f'("{dtype}",)'), NUMBA_CACHE_DIR=str(tmp_path)) for dtype in ("float64", others)
+    ]
+    for process in started:
         finish(process)
+    script = SHORT.replace("DTYPES", f'("float64", "{others}")')
     assert finish(start(script, NUMBA_CACHE_DIR=str(tmp_path))) == "0"
     assert not list(tmp_path.rglob("*.tmp.*"))
-
-
-# What numba's cache does when two processes compile one kernel for two dtypes: each reads an index without the other,
-# takes the first free name for its code, and both write. Here the slower one of each write is chosen.
-INTERLEAVED = """
-import pathlib, time
-from numba.core import caching
-
-folder, single = pathlib.Path({folder!r}), {dtype!r} == "float32"
-save_index, save_data = caching.IndexDataCacheFile._save_index, caching.IndexDataCacheFile._save_data
-
-def after(name):  # not for ever: a cache with a lock lets only one process in
-    for _ in range(100):
-        if (folder / name).exists():
-            return
-        time.sleep(0.02)
-
-def index(self, overloads):
-    (folder / f"read by {{single}}").touch()
-    after(f"read by {{not single}}")
-    if single:
-        after("index")
-    save_index(self, overloads)
-    if not single:
-        (folder / "index").touch()
-
-def data(self, *args):
-    if not single:
-        after("data")
-    save_data(self, *args)
-    if single:
-        (folder / "data").touch()
-
-caching.IndexDataCacheFile._save_index, caching.IndexDataCacheFile._save_data = index, data
-import numpy as np
-from tnlib.linalg.kernels import add_gram
-add_gram(np.ones((1, 3, 5), {dtype!r}), (0, 1), (0, 5), 8, np.zeros((4, 4)))
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_compile_for_different_dtypes_at_once_do_not_mix_them_up(tmp_path: Path) -> None:
-    """Mixed up, the code for one dtype is loaded for the other, which every later process refuses to run."""
-    cache = str(tmp_path / "cache")
-    both = [
-        start(INTERLEAVED.format(folder=str(tmp_path), dtype=dtype), NUMBA_CACHE_DIR=cache)
-        for dtype in ("float32", "float64")
-    ]
-    for process in both:
-        finish(process)
-    finish(start(SHORT.replace("DTYPES", '("float32", "float64")'), NUMBA_CACHE_DIR=cache))

@@ -92,16 +92,6 @@ def test_the_count_follows_the_environment(variables: dict[str, str], want: int)
 # --------------------------------------------------------------------------------------------- limited and restored
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("limit", [1, 3])
-def test_blas_has_its_threads_back_afterwards(name: str, limit: int) -> None:
-    x = large()
-    with threadpoolctl.threadpool_limits(limit, user_api="blas"):
-        before = blas_counts()
-        oracles.quietly(lambda: CALLS[name](x))
-        assert_restored(before)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_blas_has_its_threads_back_after_an_exception(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
@@ -126,13 +116,15 @@ def test_blas_has_its_threads_back_after_an_exception(limit: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_one_thread_and_two_agree(name: str) -> None:
+def test_one_thread_and_two_agree_and_blas_has_its_threads_back(name: str) -> None:
     x = large()
     results = []
     for limit in (1, 2):
         with threadpoolctl.threadpool_limits(limit, user_api="blas"):
+            before = blas_counts()
             fit, _ = oracles.quietly(lambda: CALLS[name](x))
             again, _ = oracles.quietly(lambda: CALLS[name](x))
+            assert_restored(before)
         oracles.assert_same_bits(fit.value, again.value)
         results.append(fit)
     one, two = results
@@ -224,22 +216,7 @@ for _ in range(2):
     assert left.wait(60)
 assert counts == [1, 1], counts
 assert blas() == 2
-with threadpoolctl.threadpool_limits(1):
-    assert blas() == threads.thread_count() == 1
-assert blas() == 2
-"""
-    run(BESIDE + script, OPENBLAS_NUM_THREADS="2")
-
-
-@pytest.mark.slow
-def test_a_call_from_a_thread_leaves_limits_to_the_others() -> None:
-    """Neither is it in the way of limits that the user sets elsewhere afterwards."""
-    script = """
-leave, left = start(a_call)
-leave.set()
-assert left.wait(60)
-assert blas() == 2
-with threadpoolctl.threadpool_limits(1):
+with threadpoolctl.threadpool_limits(1):  # of the user, afterwards
     assert blas() == threads.thread_count() == 1
     tnlib.tt_svd(x, rtol=1e-3)
     assert blas() == 1

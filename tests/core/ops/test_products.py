@@ -132,15 +132,6 @@ def test_ghz_states_of_200_cores(n: int) -> None:
     assert tnlib.distance(state, state) <= 1e-13 * math.sqrt(n)
 
 
-def test_sums_of_delta_trains_count_what_they_share() -> None:
-    rng = np.random.default_rng(0)
-    points = rng.integers(0, 7, (6, 200))
-    deltas = [product([np.eye(7)[i] for i in row]) for row in points]
-    a, b = sum(deltas[:4]), sum((k + 1) * d for k, d in enumerate(deltas[2:]))
-    assert tnlib.inner(a, b) == pytest.approx(1 + 2, rel=1e-13)  # deltas 2 and 3, with weights 1 and 2
-    assert tnlib.distance(a, b) == pytest.approx(math.sqrt(1 + 1 + 0 + 1 + 9 + 16), rel=1e-13)
-
-
 @pytest.mark.parametrize("gap", [1e-3, 1e-9, 1e-14])
 @pytest.mark.parametrize("center", [None, 0, 100, 199])
 def test_a_small_distance_keeps_its_digits(gap: float, center: int | None) -> None:

@@ -50,13 +50,6 @@ def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype) -> None:
     assert 0.5e4 * e < fit.error < 1.1e4 * e
 
 
-def test_errors_of_noise_never_rise_with_sweeps() -> None:
-    x = oracles.normal((5, 6, 7))
-    errors = [oracles.quietly(lambda n=n: tnlib.cp(x, 4, n_iter=n))[0].error for n in (1, 2, 4, 8, 16, 32)]
-    assert all(b <= a * (1 + 1e-12) for a, b in itertools.pairwise(errors))
-    assert errors[-1] < errors[0]
-
-
 def test_a_sweep_solves_the_normal_equations() -> None:
     """At a stationary point the residual is orthogonal to what every single factor can reach."""
     for dtype in (np.float64, np.complex128):
@@ -68,23 +61,6 @@ def test_a_sweep_solves_the_normal_equations() -> None:
             gradient = np.einsum(subscripts, residual, *(f.conj() for f in others))
             assert np.abs(gradient).max() < 2e-2 * oracles.norm(x)
         assert 0.3 < oracles.true_error(x, value) < 1
-
-
-def test_the_tolerance_stops_the_iteration() -> None:
-    x = oracles.random_cp((5, 6, 7), 3) + 1e-3 * oracles.normal((5, 6, 7))
-    loose, tight = tnlib.cp(x, 3, rtol=0.2), tnlib.cp(x, 3)
-    assert loose.converged
-    assert loose.error <= 0.2
-    assert loose.n_iter <= tight.n_iter
-    assert tight.error < 0.02
-
-
-def test_a_missed_tolerance_is_said() -> None:
-    x = oracles.normal((5, 6, 7))
-    with pytest.warns(tnlib.ConvergenceWarning, match="cp: the error .* misses rtol=0.01"):
-        fit = tnlib.cp(x, 2, rtol=0.01)
-    assert not fit.converged
-    oracles.assert_fit(fit, x, rtol=0.01)
 
 
 def test_running_out_of_sweeps_is_said() -> None:
@@ -183,8 +159,10 @@ def test_errors_never_rise_with_sweeps(shape: tuple[int, ...]) -> None:
     assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(errors))
 
 
-def test_a_tolerance_ends_the_iteration_on_a_core_too() -> None:
-    x = normal_components((24, 24, 24), 3, np.float64, 0)
+@pytest.mark.parametrize("shape", [(6, 7, 8), (24, 24, 24)], ids=str)
+def test_a_tolerance_ends_the_iteration(shape: tuple[int, ...]) -> None:
+    """On the tensor and on its core."""
+    x = normal_components(shape, 3, np.float64, 0)
     x = x / oracles.norm(x) + 1e-3 * oracles.normal(x.shape, seed=3) / math.sqrt(x.size)
     loose, tight = check_fit(x, 3, rtol=0.3), check_fit(x, 3)
     assert loose.converged
@@ -206,11 +184,3 @@ def test_an_exact_fit_needs_no_more_starts() -> None:
     one, many = check_fit(x, 2), check_fit(x, 2, n_starts=50)
     oracles.assert_same_bits(one.value, many.value)
     assert one.n_iter == many.n_iter
-
-
-@pytest.mark.parametrize("shape", [(5, 5, 5), (24, 24, 24)], ids=str)
-def test_the_same_numbers_are_drawn(shape: tuple[int, ...]) -> None:
-    x = oracles.normal(shape)
-    one, other = (check_fit(x, 3, n_starts=3, rng=7, n_iter=8) for _ in range(2))
-    oracles.assert_same_bits(one.value, other.value)
-    assert one.error == other.error

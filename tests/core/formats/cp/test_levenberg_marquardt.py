@@ -118,15 +118,6 @@ def test_components_that_alternating_sweeps_let_diverge_are_shrunk(seed: int) ->
     assert fit.n_iter < 400
 
 
-def test_a_swamp_is_left() -> None:
-    """Two components nearly alike and a third one: alternating sweeps alone shrink the error by little for long."""
-    for seed in SEEDS:
-        x = collinear_components((8, 8, 8), 2, 0.97, seed) + 0.5 * normal_components((8, 8, 8), 1, np.float64, seed)
-        fit = check_fit(x, 3, n_starts=5)  # of which some may end elsewhere
-        assert fit.error < 1e-8
-        assert fit.converged
-
-
 @pytest.mark.parametrize("c", [1e-200, 1e-110, 1e110, 1e200])
 @pytest.mark.parametrize("shape", [(5, 6, 7), (24, 24, 24)], ids=str)
 def test_hard_fits_are_free_of_scale(c: float, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,11 +64,6 @@ def test_nothing_of_full_size_is_formed() -> None:
     assert k.apply(np.ones((p, q)))[0, 0] == p * q
 
 
-def test_terms_that_cancel() -> None:
-    a, b = oracles.normal((4, 4)), oracles.normal((5, 5))
-    assert tnlib.KroneckerTerms(np.stack([a, -a]), [b, b]).norm() <= 1e-14 * np.linalg.norm(a) * np.linalg.norm(b)
-
-
 def test_products_mix_as_documented() -> None:
     """Head 2 after head 1: (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1."""
     a1, a2 = oracles.normal((2, 1, 3, 3))
@@ -115,15 +109,6 @@ def test_a_virtual_head_stays_as_narrow_as_a_head() -> None:
     twice = head @ head
     assert [a.shape for a in twice.right[0].arrays()] == [(d, 1), (1, d)]
     assert twice.norm() == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
-def test_files_keep_every_term_as_it_is(kind: str, tmp_path: Path) -> None:
-    k = some(kind)
-    tnlib.save(tmp_path / "k.npz", k)
-    found = tnlib.load(tmp_path / "k.npz")
-    assert [type(term) for term in found.right] == [type(term) for term in k.right]
-    oracles.assert_same_bits(found, k)
 
 
 def test_other_kinds_and_other_legs_are_refused() -> None:

@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tnlib
-from tnlib.formats.train.apply import RightFactors
-from tnlib.formats.train.tt_matrix import as_column
 
 TOLERANCES = [None, 1e-12, 1e-7, 1e-3, 0.05, 0.4, 1.0]
 dtypes = st.sampled_from(oracles.DTYPES)
@@ -93,17 +91,6 @@ def test_diagonal_operators_multiply_entries(dtype: np.dtype, rtol: float | None
     fit = check(tnlib.diag(a), b, rtol, None)
     oracles.assert_fit(fit, oracles.contract(a) * oracles.contract(b), rtol=rtol)
     assert fit.value.ranks == oracles.quietly(lambda: tnlib.round(a * b, rtol=rtol))[0].value.ranks
-
-
-def test_recomputed_factors_are_the_stored_ones() -> None:
-    a = tnlib.TTMatrix(operator((2,) * 9, (2,) * 9, 3))
-    x = as_column(tnlib.TensorTrain(oracles.random_cores((2,) * 9, (1, *[3] * 8, 1))))
-    stored, recomputed = RightFactors(a, x, 10**9), RightFactors(a, x, 1)
-    assert stored.sizes == recomputed.sizes
-    for bond in range(10):
-        factor, again = stored.at(bond), recomputed.at(bond)
-        assert factor.exponent == again.exponent
-        np.testing.assert_array_equal(factor.array, again.array)
 
 
 @pytest.mark.parametrize("power", [-200, -100, 100, 200])

@@ -97,22 +97,6 @@ def test_isometry_errors_are_those_of_the_stored_cores(dtype: Any) -> None:
     assert max(tnlib.isometry_errors(tnlib.TensorTrain(mixed.cores, 2, log_scale=1e4))) < 1e3 * oracles.eps(dtype)
 
 
-@pytest.mark.slow
-def test_a_ground_state_beside_quimb() -> None:
-    qtn = pytest.importorskip("quimb.tensor")
-    dmrg = qtn.DMRG2(qtn.MPO_ham_heis(12), bond_dims=[8, 16, 32], cutoffs=1e-12)
-    dmrg.solve(tol=1e-8, verbosity=0)
-    state = dmrg.state
-    state.permute_arrays("lpr")
-    first, *middle, last = (np.asarray(a) for a in state.arrays)
-    tt = tnlib.TensorTrain([first[None], *middle, last[..., None]])
-    for bond in range(1, 12):
-        p = np.sort(np.asarray(state.schmidt_values(bond)))[::-1]  # squares
-        s = tnlib.schmidt_values(tt, bond)
-        np.testing.assert_allclose(s[: len(p)] ** 2, p[: len(s)], atol=1e-12)
-        assert tnlib.entropy(tt, bond, base=2) == pytest.approx(state.entropy(bond), abs=1e-9)
-
-
 def test_what_is_wrong_is_said() -> None:
     tt = tnlib.tt_svd(oracles.normal((3, 4, 5))).value
     for wrong in (3, 17):

@@ -38,17 +38,6 @@ def test_ranks_are_those_of_a_decomposition_from_scratch(
         assert fit.error == pytest.approx(want.error, rel=0.05, abs=1e-13)
 
 
-@pytest.mark.parametrize("rtol", [1e-8, 1e-3, 0.1, 0.6])
-def test_no_rank_exceeds_that_of_an_equal_share(rtol: float) -> None:
-    x = oracles.normal((4, 6, 5, 3), seed=1) + 20 * oracles.random_train((4, 6, 5, 3), [1] * 5)
-    fit = check(regauged(exact_train(x)), rtol)
-    share = rtol * np.linalg.norm(x) / np.sqrt(x.ndim - 1)
-    for k in range(1, x.ndim):
-        s = np.linalg.svd(x.reshape(math.prod(x.shape[:k]), -1), compute_uv=False)
-        tails = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])
-        assert fit.value.ranks[k] <= max(1, np.count_nonzero(tails > share * (1 - 1e-6)))
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 @pytest.mark.parametrize("shape", [(4, 5, 6, 4), (3,) * 6, (5, 1, 6)], ids=str)
 def test_trains_of_one_tensor_become_the_same(dtype: type, shape: tuple[int, ...]) -> None:
@@ -268,14 +257,6 @@ def test_long_trains(dtype: np.dtype, count: int, size: float) -> None:
     assert fit.error <= 1.05 * true + unit
 
 
-def test_long_products_have_rank_one() -> None:
-    ones = tnlib.TensorTrain([np.ones((1 if k == 0 else 3, 2, 1 if k == 999 else 3)) for k in range(1000)])
-    fit = tnlib.round(ones)
-    assert fit.value.ranks == (1,) * 1001
-    assert fit.value.log_norm() == pytest.approx(999 * math.log(3) + 500 * math.log(2), rel=1e-12)
-    assert fit.error <= 1e-12
-
-
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
 def test_matrices_round_as_their_trains_do(dtype: np.dtype) -> None:
     t = padded(regauged(exact_train(geometric((6, 8, 9, 4), 0.2, dtype))))
@@ -287,13 +268,3 @@ def test_matrices_round_as_their_trains_do(dtype: np.dtype) -> None:
             assert fit.error == plain.error
             for one, two in zip(fit.value.cores, plain.value.cores, strict=True):
                 np.testing.assert_array_equal(one.reshape(two.shape), two)
-
-
-def test_a_sum_of_operators_is_found_again() -> None:
-    """Three terms a site: the identity, twice."""
-    eye = tnlib.TTMatrix([np.eye(3).reshape(1, 3, 3, 1)] * 6)
-    both = plus(*(tnlib.TensorTrain([c.reshape(c.shape[0], 9, -1) for c in eye.cores]) for _ in range(2)))
-    t = tnlib.TTMatrix([c.reshape(c.shape[0], 3, 3, -1) for c in both.cores], log_scale=-math.log(2))
-    fit = tnlib.round(t)
-    assert fit.value.ranks == (1,) * 7
-    oracles.assert_close(fit.value.full(), np.eye(3**6), factor=200)

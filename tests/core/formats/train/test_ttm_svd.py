@@ -57,13 +57,6 @@ def test_the_identity_has_rank_one() -> None:
     assert fit.notes == ()
 
 
-def test_a_cap_through_equal_values_is_reported() -> None:
-    swap = np.eye(4)[[0, 2, 1, 3]]  # four equal values between its two sites
-    with pytest.warns(tnlib.DegenerateCutWarning, match="ttm_svd: .* at bond 1"):
-        fit = tnlib.ttm_svd(swap, (2, 2), (2, 2), max_rank=2)
-    oracles.assert_fit(fit, swap)
-
-
 def test_zero() -> None:
     fit = tnlib.ttm_svd(np.zeros((6, 4), np.complex64), (2, 3), (2, 2), rtol=0.1)
     assert fit.value.ranks == (1, 1, 1)

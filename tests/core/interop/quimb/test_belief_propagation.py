@@ -102,15 +102,6 @@ def test_on_a_tree_they_are_the_schmidt_values_of_every_bond() -> None:
         assert np.linalg.norm(s[rank:]) <= 1e-13 * np.linalg.norm(s)
 
 
-def test_bonds_lose_what_no_one_needs() -> None:
-    tt = tnlib.tt_svd(oracles.random_train((3, 3, 3, 3), (1, 2, 3, 2, 1))).value
-    twice = tt + tt
-    assert twice.ranks == (1, 4, 6, 4, 1)
-    gauged = quimb.gauge_loops(quimb.to_network(twice))
-    assert [len(gauged.weights[f"bond{k}"]) for k in (1, 2, 3)] == [2, 3, 2]
-    oracles.assert_close(value(gauged.network), 2 * tt.full(), factor=1000)
-
-
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "float64"], ["float64"]))
 def test_bonds_with_empty_directions_shrink_around_loops_too(dtype: str) -> None:
     tn = qtn.PEPS.rand(3, 3, 2, seed=8, dtype=dtype)
@@ -296,17 +287,6 @@ def test_observed_values_are_factors_with_zeros() -> None:
     for index, p in found.marginals.items():
         joint = contract(observed, legs=[index])
         np.testing.assert_allclose(p, joint / joint.sum(), atol=1e-10)
-
-
-@given(st.integers(2, 6), st.integers(0, 99))
-def test_squared_moduli_of_a_product_are_a_model_of_its_own(n: int, seed: int) -> None:
-    vectors = [oracles.normal((3,), np.complex128, seed + k) for k in range(n)]
-    tn = qtn.TensorNetwork([qtn.Tensor(np.abs(v) ** 2, [f"k{k}"]) for k, v in enumerate(vectors)])
-    found = propagate_beliefs(tn)
-    for k, v in enumerate(vectors):
-        np.testing.assert_allclose(found.marginals[f"k{k}"], np.abs(v) ** 2 / np.linalg.norm(v) ** 2, atol=1e-12)
-    frequencies = (tnlib.sample(tnlib.product_state(vectors), 4000, rng=seed) == 0).mean(axis=0)
-    assert np.abs(frequencies - [found.marginals[f"k{k}"][0] for k in range(n)]).max() < 0.05
 
 
 def test_loops_are_approximated() -> None:

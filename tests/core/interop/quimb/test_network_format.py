@@ -68,17 +68,6 @@ def test_boundary_contraction_of_a_peps_by_apply(dtype: str) -> None:
     assert max(boundary.ranks) < 4**3  # compressed on the way
 
 
-def test_our_splits_apply_to_the_tensors_of_a_peps() -> None:
-    tensor = qtn.PEPS.rand(3, 3, bond_dim=3, seed=0)["I1,1"]
-    bonds = [k for k, i in enumerate(tensor.inds) if i != "k1,1"]
-    fit = tnlib.svd(tensor.data, left=(bonds[0], bonds[1]))
-    split = quimb.to_network(fit.value, names=tensor.inds)
-    oracles.assert_close(quimb.contract(split, legs=tensor.inds), tensor.data)
-    assert quimb.is_isometry(split["U"], "bond")
-    assert quimb.is_isometry(split["VH"], "bond")
-    oracles.assert_fit(tnlib.tucker(tensor.data, ranks=2), tensor.data)
-
-
 def test_a_mera_is_a_network_like_any_other() -> None:
     mera = qtn.MERA.rand(8, max_bond=2, seed=1)
     value = quimb.Network(mera, [f"k{k}" for k in range(8)])

@@ -337,16 +337,6 @@ def test_other_pivots_are_refused(pivots: Any, words: str) -> None:
         tnlib.tt_cross(origin, (4,) * 3, rtol=1e-6, pivots=pivots)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_sum_that_is_forty(seed: int) -> None:
-    """A part of 2e-5 of the entries belongs to one value of the first two indices."""
-    f, shape = sum_is(40), (16,) * 5
-    fit, counted = solve(f, shape, 1e-6, rng=seed)
-    assert oracles.true_error(dense(f, shape), fit.value) <= (1e-6 if fit.converged else math.inf)
-    assert counted.n <= 1_000_000
-
-
 def test_no_error_that_its_own_points_show() -> None:
     """Where the last test found an error and cannot be repeated, that error is reported."""
     for seed in range(3):
