@@ -193,6 +193,21 @@ def test_derivative_against_finite_differences(case: str, dtype: Any) -> None:
             oracles.assert_close(quimb.contract(hole, legs=[*legs, *named]), got, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_gradient_of_a_real_loss_against_autograd(dtype: Any) -> None:
+    """torch's gradient of L = Re(sum(c * contraction)) is the conjugate of the derivative."""
+    terms, legs = ["abe", "bcf", "cad", "de", "f"], "f"
+    tn = build([*terms[:4], "cb"], np.complex128 if dtype.is_complex else np.float64, seed=3)
+    variables = [torch.tensor(t.data, dtype=dtype, requires_grad=True) for t in tn]
+    weights = oracles.normal((SIZES["f"],), variables[0].detach().numpy().dtype, seed=50)
+    spelled = ",".join("".join(t.inds) for t in tn)
+    out = torch.einsum(f"{spelled}->{legs}", *variables)
+    (torch.tensor(weights) * out).sum().real.backward()
+    for k, variable in enumerate(variables):
+        got = np.tensordot(weights, quimb.derivative(tn, f"T{k}", legs=["f"]), 1)
+        oracles.assert_close(got.conj(), variable.grad.numpy(), factor=1000)
+
+
 def test_the_gradient_of_a_norm_has_a_hole_at_the_conjugate() -> None:
     """d <psi|psi> / d conj(T) is T in the gauge whose centre is T."""
     cores = oracles.random_cores((2, 3, 2, 3), (1, 2, 4, 2, 1), np.complex128)
@@ -202,6 +217,15 @@ def test_the_gradient_of_a_norm_has_a_hole_at_the_conjugate() -> None:
     got = quimb.derivative(ket & bra, "J2")
     oracles.assert_close(got, tt.cores[2], factor=1000)
     oracles.assert_close(quimb.derivative(ket & bra, "I2"), tt.cores[2].conj(), factor=1000)
+
+
+def test_the_environment_of_a_peps_tensor_gives_the_norm_back() -> None:
+    peps = qtn.PEPS.rand(3, 3, bond_dim=2, seed=5)
+    bra = peps.H.reindex({i: f"{i}*" for i in peps.inner_inds()}).retag({t: f"{t}*" for t in peps.tags})
+    centre = peps["I1,1"]
+    gradient = quimb.derivative(bra & peps, "I1,1")
+    want = (peps.H & peps).contract(optimize="greedy")
+    assert np.tensordot(gradient, centre.data, centre.ndim) == pytest.approx(want, rel=1e-12)
 
 
 def test_bad_input_of_derivatives() -> None:
