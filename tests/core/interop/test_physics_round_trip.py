@@ -104,6 +104,8 @@ def test_a_ground_state_of_quimb_comes_back_through_tenpy_and_a_file(
         abs(quimb_state.H @ quimb_operator.apply(quimb_state)), rel=1e-12
     )
     wanted, values = spins(quimb_state), spectra(quimb_state)
+    entropies = [quimb_state.copy().entropy(bond) for bond in range(1, SITES)]  # in bits
+    assert tnlib.entropies(start, base=2) == pytest.approx(entropies, abs=1e-9)
     assert np.ptp(wanted) > 0.1
     for state in (start, through, stored, end):
         assert spins(state) == pytest.approx(wanted, abs=1e-12)
