@@ -69,6 +69,21 @@ def compressed(method: str, *, by_text: bool, what: str = "attention") -> Run:
     return run
 
 
+def svd_llm(what: str = "attention") -> Run:
+    """Return SVD-LLM of `benchmarks.baselines`: truncation in the norm of the inputs, factors in 16 bits."""
+
+    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+        from benchmarks.baselines import BASELINES
+        from benchmarks.bits import Subject
+
+        subject = Subject(source, what, [test.read_text(encoding="utf-8") for test in tests])
+        parts = subject.parts(calibration.read_text(encoding="utf-8"))
+        _, weights, _ = BASELINES["svd-llm"](parts, int(16 * keep * subject.n_before) - subject.bias_bits)
+        return subject.compare(parts.parts, weights)
+
+    return run
+
+
 def stage(*, refit: bool) -> Run:
     """Return a calibration that stops early: before any fit, or after that of the output weights."""
 
@@ -125,10 +140,7 @@ def fitted_then_tuned(source: Path, keep: float, calibration: Path, tests: list[
 METHODS: dict[str, Run] = {
     "matrices": compressed("matrix", by_text=False),
     "heads": compressed("heads", by_text=False),
-    "matrices whitened": compressed("matrix", by_text=True),
-    "heads whitened": compressed("heads", by_text=True),
-    "ttm whitened": compressed("ttm", by_text=True),
-    "tucker whitened": compressed("tucker", by_text=True),
+    "SVD-LLM": svd_llm(),
     "calibrated, no fit": stage(refit=False),
     "calibrated, W_O refitted": stage(refit=True),
     "calibrated": compressed("calibrated", by_text=True),
@@ -143,7 +155,7 @@ def runs_of(what: str) -> dict[str, Run]:
         return METHODS
     return {
         "matrices": compressed("matrix", by_text=False, what=what),
-        "matrices whitened": compressed("matrix", by_text=True, what=what),
+        "SVD-LLM": svd_llm(what),
         "calibrated": compressed("calibrated", by_text=True, what=what),
     }
 

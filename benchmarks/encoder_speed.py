@@ -155,9 +155,9 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
     folders = {}
     for case, options in CASES.items():
         folder = kept / re.sub(r"[^\w.]+", "-", case).strip("-")
-        statistics = None if "layout" in options else kept / "statistics"
+        run = {} if "layout" in options else {"folder": kept / "statistics"}
         if not folder.exists():
-            tnlib_adapters.compress(source, folder, **arguments_of(calibrate=text, statistics=statistics, **options))
+            tnlib_adapters.compress(source, folder, **arguments_of(calibrate=text, **run, **options))
         folders[case] = folder
     return folders
 

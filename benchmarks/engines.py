@@ -172,7 +172,7 @@ def main(bits: float, layouts: tuple[str, ...], folders: Path | None) -> None:
         place.mkdir(exist_ok=True)
         text = place / "calibration.txt"
         text.write_text(calibration_text(AutoTokenizer.from_pretrained(source)), encoding="utf-8")
-        calibration = tnlib_adapters.Calibration(text, window=WINDOW, statistics=place / "calibration.statistics")
+        calibration = tnlib_adapters.Calibration(text, window=WINDOW)
 
         tokens = AutoTokenizer.from_pretrained(source)((HERE / "prose_held_out.txt").read_text())["input_ids"]
         np.save(place / "windows.npy", np.array(tokens[: N_WINDOWS * 256]).reshape(N_WINDOWS, 256))

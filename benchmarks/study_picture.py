@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLUMNS = {"mean": "manuals: cosine, mean", "worst": "manuals: cosine, worst"}
-# one hue for what belongs together: grey without a text, blue and red whitened, green calibrated
+# one hue for what belongs together: grey without a text, blue whitened, green calibrated
 STYLES: dict[str, dict[str, Any]] = {
     "matrices": {"color": "0.55", "marker": "s"},
     "heads": {"color": "0.35", "marker": "o"},
-    "matrices whitened": {"color": "#56b4e9", "marker": "s"},
-    "heads whitened": {"color": "#0072b2", "marker": "o"},
-    "ttm whitened": {"color": "#e69f00", "marker": "^"},
-    "tucker whitened": {"color": "#c0504d", "marker": "v"},
+    "SVD-LLM": {"color": "#56b4e9", "marker": "s"},
     "calibrated, no fit": {"color": "#7cbf6b", "marker": "o"},
     "calibrated, W_O refitted": {"color": "#2f9443", "marker": "o"},
     "calibrated": {"color": "#00602b", "marker": "o", "linewidth": 2.8},

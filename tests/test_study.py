@@ -47,7 +47,7 @@ def test_the_page_of_results_has_the_numbers_of_the_study() -> None:
         ("three quarters of the attention", attention, "0.25"),
         ("half of all, with feed-forward layers and word embeddings", whole, "0.5"),
     ):
-        fit, whitened, plain = (float(table[name, keep]) for name in ("calibrated", "matrices whitened", "matrices"))
+        fit, whitened, plain = (float(table[name, keep]) for name in ("calibrated", "SVD-LLM", "matrices"))
         first = f"{float(low):.3f} to {float(high):.3f}" if table is attention and keep == "0.5" else f"{fit:.3f}"
         assert f"| {label} | {first} | {whitened:.2f} | {plain:.2f} |\n" in results
 

@@ -24,7 +24,7 @@ from tnlib_adapters.compression.options import (
 from tnlib_adapters.compression.request import EFFORTS, WHAT
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
-_FLAGS = {"memory": "max_memory", "folder": "spill"}  # attributes of `Run` -> names of the options
+_FLAGS = {"memory": "max_memory"}  # attributes of `Run` -> names of the options
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]
@@ -96,12 +96,9 @@ _COMPRESSION = (
     click.option("--window", type=int, metavar="N", default=MAX_TOKENS, show_default=True,
                   help="Requires --calibrate. Lines are truncated at N tokens; a language model reads windows of N "
                   "tokens."),
-    click.option("--statistics", type=click.Path(path_type=Path), metavar="FILE",
-                  help="Requires --calibrate. File of the calibration statistics, which is written once and read by "
-                  "later runs, to compress to another size or to resume after an interruption."),
-    click.option("--spill", type=click.Path(path_type=Path), metavar="FOLDER",
+    click.option("--folder", type=click.Path(path_type=Path), metavar="FOLDER",
                   help="Requires --calibrate. Folder for the intermediate results of every block, from which an "
-                  "interrupted run resumes; removed at the end."),
+                  "interrupted run resumes. The statistics of the text stay there, for another size."),
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
@@ -124,7 +121,7 @@ def arguments_of(**options: Any) -> dict[str, Any]:
     64
     """
     text = options.pop("calibrate", None)
-    usual = {"statistics": None, "calibration_tokens": CALIBRATION_TOKENS, "window": MAX_TOKENS}
+    usual = {"calibration_tokens": CALIBRATION_TOKENS, "window": MAX_TOKENS}
     of_text = {name: options.pop(name, value) for name, value in usual.items()}
     if text is None and of_text != usual:
         name = next(name for name, value in of_text.items() if value != usual[name]).replace("_", "-")

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,29 +204,21 @@ def tenpy(folder: Path, outside: Path) -> Reader:
 
 
 def statistics(folder: Path, outside: Path) -> Reader:
-    import torch
+    from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
     from tnlib_adapters.compression.calibration.statistics import Statistics
-    from tnlib_adapters.compression.calibration.statistics_files import StatisticsFiles, origin_of
-    from tnlib_adapters.files.tokenizer import MAX_TOKENS
-    from tnlib_adapters.instrument.running_model import Batch
 
-    model = open_checkpoint(builtin_path())
-    batches = [Batch(torch.arange(6).reshape(2, 3), torch.ones(2, 3, dtype=torch.long))]
-    places: dict[str, Any] = {f"0.{name}": SimpleNamespace(reads="0.x") for name in "qk"}
-    origin = origin_of(model, batches, places, MAX_TOKENS)
-    files = StatisticsFiles(folder, origin, folder / "statistics")
-    square = np.eye(4, dtype=np.float32)
-    scales = dict.fromkeys(places, square.astype(np.float64))
-    files.save(0, Statistics({"0.x": square}, dict.fromkeys(places, square), scales))
-    files.join()
+    run, square, keys = CalibrationFolder(folder), np.eye(4, dtype=np.float32), ("0.q", "0.k")
+    scales = dict.fromkeys(keys, square.astype(np.float64))
+    run.save(0, Statistics({"0.x": square}, dict.fromkeys(keys, square), scales))
 
     def read(file: Path) -> None:
-        found = StatisticsFiles(folder, origin, file).statistics({"0.x", *places})
+        (group,) = run.groups()
+        found = run.statistics(group, {"0.x", *keys})
         for part in (found.reads, found.slopes, found.scales):
             for values in part.values():
                 assert np.array_equal(values, square), "numbers that were changed"
 
-    return Reader([folder / "statistics"], [mutate_bytes, mutate_safetensors], read)
+    return Reader([folder / "group0.safetensors"], [mutate_bytes, mutate_safetensors], read)
 
 
 def npy(folder: Path, outside: Path) -> Reader:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.calibration.resumed_run import remove_run_folder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
 from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
@@ -139,8 +139,8 @@ def compress(
             if layout == GGUF:
                 to_gguf(written, partial / GGUF_FILE)
             check_target("compress", target, checkpoint.folder.path, force=run.force)
-    if request.partial_folder is not None:
-        remove_run_folder(request.partial_folder)
+    if request.folder is not None:
+        CalibrationFolder(request.folder).finish()
     return report
 
 

@@ -132,9 +132,6 @@ class Calibration:
         Tokens that are read of each line: longer lines are truncated. A language model reads windows of this many
         tokens instead, and no line is truncated. At most the context of the model. The report has the number of
         truncated lines.
-    statistics
-        File of the calibration statistics of "calibrated" and "quantized": created if it does not exist, resumed after
-        an interruption, and reused for another size by the same method, of the same model on the same text.
 
     Raises
     ------
@@ -145,22 +142,11 @@ class Calibration:
     text: str | os.PathLike[str]
     tokens: int = CALIBRATION_TOKENS
     window: int = MAX_TOKENS
-    statistics: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("text", "statistics"):
-            if name == "text" or self.statistics is not None:
-                object.__setattr__(self, name, _as_path("Calibration", name, getattr(self, name)))
+        object.__setattr__(self, "text", _as_path("Calibration", "text", self.text))
         _check_integer("Calibration", "tokens", self.tokens, f"for example {CALIBRATION_TOKENS}", least=2)
         _check_integer("Calibration", "window", self.window, f"for example {MAX_TOKENS}", least=2)
-
-    @property
-    def partial_statistics(self) -> Path | None:
-        """Folder of statistics in progress, beside their file; None without a file."""
-        if self.statistics is None:
-            return None
-        file = Path(self.statistics)
-        return file.with_name(f"{file.name}.partial")
 
 
 @dataclass(frozen=True)
@@ -181,9 +167,9 @@ class Run:
         factors beyond their share are written into a hidden folder beside `out`, which is removed at the end. Batches
         of fewer than 1,024 tokens change the result. None for the defaults, with 512 MiB of factors.
     folder
-        Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics. It
-        is removed in the end; after an interruption the same call goes on from it, at the block where it stopped.
-        None: beside the file of statistics, or a temporary folder, from which nothing is resumed.
+        Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics.
+        After an interruption the same call goes on from it, at the block where it stopped. The statistics stay there,
+        for another size or method of the same model on the same text. None for a temporary folder.
     executor
         Executor (`concurrent.futures.Executor`) that decomposes and rounds the weights, such as a ProcessPoolExecutor,
         ``dask.distributed.Client(address).get_executor()`` or an MPIPoolExecutor of mpi4py. None for this process.

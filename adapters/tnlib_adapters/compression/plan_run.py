@@ -16,7 +16,6 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
-from tnlib_adapters.compression.calibration.whitening import factorise_weight_on
 from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.methods.components import components_on_device
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
@@ -212,8 +211,6 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     observed = _count(sample_batches(batches, request.tokens // 2))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
     total += observed * (n_blocks * seconds.probe + seconds.output)
-    if not request.fits_model:
-        return {"statistics": observed, "held-out text": held_out}, total
     fit = sample_batches(batches, request.tokens)
     in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
     in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
@@ -270,8 +267,6 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     started = time.perf_counter()
     if request.calibration is None:
         factorise_weight(row, weight)
-    elif not request.fits_model:
-        factorise_weight_on(row, weight, reads)
     elif request.in_bits:
         forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, forms=forms_of(request))
         forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))

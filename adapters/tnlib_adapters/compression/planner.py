@@ -9,16 +9,8 @@ from functools import partial
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.whitening import (
-    factorise_layer_on,
-    factorise_tied_on,
-    factorise_weight_on,
-    inputs_of_text,
-)
-from tnlib_adapters.compression.methods.components import Inputs
-from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, Plan, measure_of_text
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, Plan
 from tnlib_adapters.compression.methods.factorise import (
-    FactorisedMatrix,
     ModuleWeight,
     factorise_layer,
     factorise_weight,
@@ -80,17 +72,10 @@ def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
 def _factorise(
     source: SourceModel, request: Request, text: TokenSequences | None, progress: Progress, workspace: Workspace
 ) -> Factorisation:
-    checkpoint = source.checkpoint
     if text is None:
-        return factorise(checkpoint, request.method, progress, what=request.what, workspace=workspace)
-    method = TABLE[request.method]
-    if method.unit == "model":
-        factorisation: Factorisation = resolve(method.factorise)(source, text, request, workspace)
-        return replace(factorisation, workspace=workspace)
-    inputs = inputs_of_text(
-        checkpoint, text, progress, what=request.what, n_tokens=request.tokens // 2, source=source, workspace=workspace
-    )
-    return factorise(checkpoint, request.method, progress, what=request.what, inputs=inputs, workspace=workspace)
+        return factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
+    factorisation: Factorisation = resolve(TABLE[request.method].factorise)(source, text, request, workspace)
+    return replace(factorisation, workspace=workspace)
 
 
 def factorise(
@@ -99,7 +84,6 @@ def factorise(
     progress: Progress = quiet,
     *,
     what: str = "attention",
-    inputs: Mapping[str, Array] | None = None,
     workspace: Workspace | None = None,
 ) -> Factorisation:
     """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
@@ -114,8 +98,6 @@ def factorise(
         Called as progress(stage, done, total).
     what
         "all", "linear", "attention" or "mlp".
-    inputs
-        Second moments of inputs from `inputs_of_text`, to measure errors on these inputs.
     workspace
         Memory and temporary files of the factors; None for the default memory, without files.
 
@@ -131,24 +113,21 @@ def factorise(
     check_runs("compress", checkpoint, method)
     row, workspace = TABLE[method], workspace or Workspace()
     layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
-    names = names_of(checkpoint, what, with_text=inputs is not None)
+    names = names_of(checkpoint, what)
     rotary = has_rotary_or_norms(checkpoint)
     calls: dict[str, Callable[[], Call]] = {
-        module: partial(_layer, row, checkpoint, k, inputs, rotary=rotary) for k, module in enumerate(layers)
+        module: partial(_layer, row, checkpoint, k, rotary=rotary) for k, module in enumerate(layers)
     }
     for name in names:
         own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        calls[name] = partial(_weight, own, checkpoint, name, inputs)
+        calls[name] = partial(_weight, own, checkpoint, name)
     parts = _factorised_parts(calls, workspace, progress)
-    predicts = row.predicts_error and inputs is None
-    measure = RELATIVE if inputs is None else measure_of_text(checkpoint)
     weights = {name: weight_of(checkpoint, name) for name in names}
     return Factorisation(
         method,
         parts,
-        count_compressed(checkpoint, what, with_text=inputs is not None),
-        measure,
-        predicts_error=predicts,
+        count_compressed(checkpoint, what, with_text=False),
+        predicts_error=row.predicts_error,
         weights=weights,
         workspace=workspace,
     )
@@ -166,26 +145,15 @@ def _factorised_parts(
     return parts
 
 
-def _layer(method: Method, checkpoint: Checkpoint, k: int, inputs: Mapping[str, Array] | None, *, rotary: bool) -> Call:
-    """Read a layer and the moments of its inputs, and return the call that factorises it."""
-    projections, sizes = checkpoint.projections(k), checkpoint.sizes
-    if inputs is None:
-        return partial(factorise_layer, method, projections, sizes, rotary=rotary)
-    moments = Inputs(inputs[f"{k}.x"], inputs[f"{k}.y"])
-    return partial(factorise_layer_on, method, projections, sizes, moments, rotary=rotary)
+def _layer(method: Method, checkpoint: Checkpoint, k: int, *, rotary: bool) -> Call:
+    """Read a layer, and return the call that factorises it."""
+    return partial(factorise_layer, method, checkpoint.projections(k), checkpoint.sizes, rotary=rotary)
 
 
-def _weight(method: Method, checkpoint: Checkpoint, name: str, inputs: Mapping[str, Array] | None) -> Call:
-    """Read the weight of a module outside the attention and its moments, and return the call that factorises it."""
-    weight, n_bias = read_weight(checkpoint, name)
-    tied_key = checkpoint.wiring.tied_key if checkpoint.wiring.is_tied(name) else None
-    if inputs is None:
-        return partial(_module_weight, weight, n_bias, partial(factorise_weight, method, weight))
-    if tied_key is None:
-        return partial(_module_weight, weight, n_bias, partial(factorise_weight_on, method, weight, inputs[name]))
-    on_both = partial(factorise_tied_on, method, weight, inputs[name], inputs[tied_key])
-    return partial(_module_weight, weight, n_bias, on_both)
+def _weight(method: Method, checkpoint: Checkpoint, name: str) -> Call:
+    """Read the weight of a module outside the attention, and return the call that factorises it."""
+    return partial(_module_weight, method, *read_weight(checkpoint, name))
 
 
-def _module_weight(weight: Array, n_bias: int, factorise: Callable[[], FactorisedMatrix]) -> ModuleWeight:
-    return ModuleWeight(weight, factorise(), n_bias)
+def _module_weight(method: Method, weight: Array, n_bias: int) -> ModuleWeight:
+    return ModuleWeight(weight, factorise_weight(method, weight), n_bias)

@@ -120,27 +120,14 @@ class Request:
         return CALIBRATION_TOKENS if self.calibration is None else self.calibration.tokens
 
     @property
-    def statistics(self) -> Path | None:
-        """File of the calibration statistics."""
-        file = None if self.calibration is None else self.calibration.statistics
-        return None if file is None else Path(file)
-
-    @property
-    def partial_folder(self) -> Path | None:
-        """Folder of a calibration in progress, from which it is resumed; None for a temporary one."""
-        if self.run.folder is None:
-            return None if self.calibration is None else self.calibration.partial_statistics
-        return Path(self.run.folder)
+    def folder(self) -> Path | None:
+        """Folder of the statistics, from which an interrupted run is resumed; None for a temporary one."""
+        return None if self.run.folder is None else Path(self.run.folder)
 
     @property
     def in_bits(self) -> bool:
         """True if the method spends a budget of bits, not of parameters."""
         return self.method in TABLE and TABLE[self.method].in_bits
-
-    @property
-    def fits_model(self) -> bool:
-        """True if the method factorises all weights of a model from calibration statistics, which can be saved."""
-        return TABLE[self.method].unit == "model"
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise if this model cannot be compressed with these options."""
@@ -214,7 +201,7 @@ class Request:
         """Yield names and values of the options that layout "narrow" does not have, and that are not the defaults."""
         of_budget = {name: getattr(self.budget, name) for name in ("bits", "flops", "max_error")}
         of_run = {name: getattr(self.run, name) for name in ("memory", "folder", "executor")}
-        for name, value in {**of_budget, **of_run, "statistics": self.statistics}.items():
+        for name, value in (of_budget | of_run).items():
             if value is not None:
                 yield name, value
         default = _default_method(self.budget, self.what, with_text=self.with_text)
@@ -248,12 +235,10 @@ class Request:
                 f"compress: what='mlp' works with method {' or '.join(names)}, got {self.method!r}, which factorises "
                 "attention; pass method='matrix'."
             )
-        predicts_error = row.predicts_error and (self.fits_model or self.calibration is None)
-        if budget.max_error is not None and not predicts_error:
+        if budget.max_error is not None and not row.predicts_error:
             raise ArgumentError(
-                f"compress: max_error cannot be met by method {self.method!r}"
-                f"{'' if self.calibration is None else ' with a text'}, whose error is not known beforehand; pass "
-                "keep, or use another method."
+                f"compress: max_error cannot be met by method {self.method!r}, whose error is not known beforehand; "
+                "pass keep, or use another method."
             )
 
     def _check_bits(self) -> None:
@@ -292,18 +277,12 @@ class Request:
             )
 
     def _check_run(self) -> None:
-        """Raise if device, dtype or folder need a text, or statistics another method."""
+        """Raise if device, dtype or folder need a text."""
         run = self.run
         if self.calibration is None and run.folder is not None:
             raise ArgumentError(
-                "compress: folder (--spill) must come with calibration (--calibrate TEXT), got none; pass that too."
+                "compress: folder must come with calibration (--calibrate TEXT), got none; pass that too."
             )
-        for name, value in (("statistics", self.statistics), ("folder (--spill)", run.folder)):
-            if value is not None and not self.fits_model:
-                raise ArgumentError(
-                    f"compress: {name} must come with method 'calibrated' or 'quantized', got method {self.method!r}; "
-                    f"leave {name} out."
-                )
         if (run.device, run.dtype) == ("cpu", "float32"):
             return
         if self.calibration is None:

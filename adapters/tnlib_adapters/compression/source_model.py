@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import check_run_folder
-from tnlib_adapters.compression.calibration.statistics_files import check_statistics_file
 from tnlib_adapters.compression.limits import Limits
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
@@ -135,10 +134,8 @@ def open_source(request: Request, source: str | os.PathLike[str], target: Path |
 
     `target` is None if nothing is written.
     """
-    if request.statistics is not None:
-        check_statistics_file(request.statistics, target)
-    if request.partial_folder is not None:
-        check_run_folder(request.partial_folder, target)
+    if request.folder is not None:
+        check_run_folder(request.folder, target)
     documents: list[Document] = []
     if request.calibration is not None:
         documents = read_documents("compress", "calibration", request.calibration.text)

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is held as factors, y = x W + b: the base class, and low-rank W.
+"""Linear layers whose weight is held as factors, y = x W + b.
 
 A layer multiplies by one factor after the other. For many rows it is cheaper to multiply the factors out first; `cost`
 counts the multiplications of both ways, and the cheaper one is taken. Gradients reach the factors on either.
@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -230,14 +229,6 @@ class FactoredLinear(nn.Module, ABC):
         kernel = self.kernel(name, x)
         return x @ self.part(name) if kernel is None else kernel(x)
 
-    def parts(self, stem: str, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return the factors of a numbered kind: all cores, all factors."""
-        return [self.part(name, dtype) for name in self._names if name.startswith(stem)]
-
-    def shapes_of(self, stem: str) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors of a numbered kind."""
-        return [shape for name, shape in self._shapes.items() if name.startswith(stem)]
-
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows W[ids], (..., out_features)."""
         return nn.functional.embedding(ids, self.matrix())
@@ -264,49 +255,6 @@ class FactoredLinear(nn.Module, ABC):
         return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
 
 
-class LowRankLinear(FactoredLinear, formats=(LowRank, SVD)):
-    """W = left @ right, (in, r) and (r, out)."""
-
-    def __init__(self, factors: Factors | Borrowed) -> None:
-        left, right = shapes(factors, "left", "right")
-        must_agree(left[1], right[0])
-        super().__init__(factors, (left[0], right[1]))
-
-    @classmethod
-    def of(cls, value: LowRank | SVD, inputs: Sequence[int] | None) -> LowRankLinear:
-        """Return the layer of a product."""
-        refuse_inputs(value, inputs)
-        if isinstance(value, LowRank):
-            return cls(tensors({"left": value.left, "right": value.right}))
-        roots = np.sqrt(value.s)
-        return cls(tensors({"left": value.u * roots, "right": roots[:, None] * value.vh}))
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x left right."""
-        return self.times(self.times(x, "left"), "right")  # ... [m], [m] r -> ... [r], [r] n
-
-    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
-        """Return both factors, as far as they are in integers."""
-        return {name: (self._shapes[name], form) for name, form in self._formats.items() if name != "bias"}
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return the rows of left, times right."""
-        return self.rows_of("left", ids) @ self.part("right")  # ... [r], [r] n
-
-    def transposed_product(self, y: Tensor) -> Tensor:
-        """Return y right^T left^T."""
-        return (y @ self.part("right").mT) @ self.part("left").mT  # ... [n], r [n] -> ... [r], m [r]
-
-    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return left right."""
-        return self.part("left", dtype) @ self.part("right", dtype)  # m [r], [r] n
-
-    def cost(self) -> Multiplications:
-        """Return r (in + out), and r in out."""
-        ((_, r),) = self.shapes_of("left")
-        return Multiplications(r * (self.in_features + self.out_features), r * self.in_features * self.out_features)
-
-
 def _values_name(parameter: str) -> str:
     return f"{parameter}_values"
 
@@ -327,17 +275,6 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
     return dense
 
 
-def contract(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> Tensor:
-    """Contract these legs, as one matrix product, which autocasts; free legs of `a` come before those of `b`."""
-    free_a = [leg for leg in range(a.ndim) if leg not in of_a]
-    free_b = [leg for leg in range(b.ndim) if leg not in of_b]
-    inner = math.prod([b.shape[leg] for leg in of_b])
-    sizes = [*[a.shape[leg] for leg in free_a], *[b.shape[leg] for leg in free_b]]
-    left = a.permute(*free_a, *of_a).reshape(-1, inner)
-    right = b.permute(*of_b, *free_b).reshape(inner, -1)
-    return (left @ right).reshape(sizes)  # a [inner], [inner] b
-
-
 def no_numbers(like: Tensor) -> nn.Parameter:
     """Return an empty, untrained parameter for the name of a weight that is stored as factors."""
     return nn.Parameter(like.new_empty(0), requires_grad=False)
@@ -350,27 +287,7 @@ def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
     return [factors[part].shape for part in parts]
 
 
-def count(factors: Factors | Borrowed, stem: str) -> int:
-    """Return the number of parts of a numbered kind."""
-    names = factors.names if isinstance(factors, Borrowed) else factors
-    return sum(name.startswith(stem) for name in names)
-
-
 def must_agree(size: int, other: int) -> None:
     """Raise `ValueError` unless two contracted axes have equal sizes."""
     if size != other:
         raise ValueError(f"contracted axes have sizes {size} and {other}")
-
-
-def tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return copies of arrays as tensors, so that training does not change the value."""
-    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
-
-
-def refuse_inputs(value: Any, inputs: Sequence[int] | None) -> None:
-    """Raise if `inputs` is given for a matrix."""
-    if inputs is not None:
-        raise ArgumentError(
-            f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; "
-            "its rows are the inputs."
-        )

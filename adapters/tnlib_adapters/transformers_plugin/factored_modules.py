@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -12,19 +13,24 @@ from tnlib import FileFormatError
 from tnlib_adapters.factors.expansion import ranks_of
 from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
 from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
-from tnlib_adapters.transformers_plugin.dense_linear import DenseLinear
+from tnlib_adapters.transformers_plugin.contracted_linear import (
+    LOW_RANK,
+    ContractedLinear,
+    Network,
+    cp,
+    tt_matrix,
+    tucker,
+    whole,
+)
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
     FactoredLinear,
     Factors,
-    LowRankLinear,
     as_dense,
     no_numbers,
 )
 from tnlib_adapters.transformers_plugin.head_linear import IntoHeads, OutOfHeads
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
-from tnlib_adapters.transformers_plugin.tt_linear import TTLinear
-from tnlib_adapters.transformers_plugin.tucker_cp_linear import CPLinear, TuckerLinear
 
 STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
 
@@ -96,6 +102,13 @@ def _as_factor(factors: Borrowed, part: str) -> Borrowed:
     return Borrowed(factors.home, {"factor": factors.names[part]}, {"factor": factors.shapes[part]}, formats)
 
 
+def _of_stack(
+    network: Callable[..., Network], described: Description, factors: Factors | Borrowed, names: str
+) -> FactoredLinear:
+    inputs, outputs, first = _legs(described, names)
+    return ContractedLinear(factors, network(inputs, outputs), first)
+
+
 def _heads(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
     if sizes is None or not isinstance(factors, Borrowed):
         raise ValueError("heads outside an attention module")
@@ -119,14 +132,14 @@ def _interpolative(
 
 
 MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None], FactoredLinear]] = {
-    "dense": lambda described, factors, *_: DenseLinear(factors, whole_part(described.of)),
-    "low_rank": lambda _, factors, *__: LowRankLinear(factors),
-    "ttm": lambda _, factors, *__: TTLinear(factors),
+    "dense": lambda described, factors, *_: ContractedLinear(factors, whole(whole_part(described.of))),
+    "low_rank": lambda _, factors, *__: ContractedLinear(factors, LOW_RANK),
+    "ttm": lambda _, factors, *__: ContractedLinear(factors, tt_matrix(factors)),
     "heads": _heads,
     "interpolative": _interpolative,
-    "tucker": lambda described, factors, names, _: TuckerLinear(factors, *_legs(described, names)),
-    "cp": lambda described, factors, names, _: CPLinear(factors, *_legs(described, names)),
-    "stack": lambda described, factors, names, _: DenseLinear(factors, "stack", *_legs(described, names)),
+    "tucker": lambda described, factors, names, _: _of_stack(tucker, described, factors, names),
+    "cp": lambda described, factors, names, _: _of_stack(cp, described, factors, names),
+    "stack": lambda described, factors, names, _: _of_stack(partial(whole, "stack"), described, factors, names),
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, LowRankLinear, as_dense
+from tnlib_adapters.transformers_plugin.contracted_linear import LOW_RANK, ContractedLinear
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, as_dense
 from tnlib_adapters.transformers_plugin.factored_modules import FactoredEmbedding, SideBySide, join_projections
 from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
 
@@ -92,7 +93,7 @@ def _linear(layer: FactoredLinear | SideBySide) -> nn.Module:
 
 def _products(layer: FactoredLinear) -> _TwoLayers | None:
     """Return the factors of a low-rank layer; None for another kind."""
-    if type(layer) is LowRankLinear:
+    if isinstance(layer, ContractedLinear) and layer.network == LOW_RANK:
         return _TwoLayers(layer.part("left"), None, layer.part("right"), layer.added())
     if isinstance(layer, InterpolativeLinear):
         rows, m, right = layer.left_factor(), layer.in_features, layer.part("right")

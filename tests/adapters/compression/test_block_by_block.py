@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from slow_cases import mostly_slow
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compressed_folders import by_options, limit_cache  # noqa: E402
+from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
@@ -210,31 +210,6 @@ def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: 
     found = evaluate_running(before, after, TEXT)
     assert found.error > 1e-4
     assert found.measures() == pytest.approx(wanted, rel=1e-4)  # logits are in single precision
-
-
-@pytest.mark.parametrize("method", mostly_slow(["heads", "matrix", "tucker"], ["tucker"]))
-def test_whitened_factors_do_not_depend_on_the_memory(
-    method: str,
-    llama: Path,
-    tmp_path: Path,
-    limited: Callable[[int], None],
-    without_pictures: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    reports, files = [], []
-    for limit, n_cached in zip(LIMITS, (2**29, 0), strict=True):
-        limited(limit)
-        limit_cache(monkeypatch, n_cached)
-        out = tmp_path / f"out{n_cached}"
-        options: dict[str, Any] = {"keep": 0.5, "method": method, "what": "all", "calibrate": text}
-        report = asdict(compress(llama, out, **by_options(**options)))
-        reports.append({name: report[name] for name in ("n_after", "measured", "plain_measured")})
-        files.append((out / "model.safetensors").read_bytes())
-    assert reports[0] == reports[1]
-    assert files[0] == files[1]
-    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "out0", f"out{2**29}"}
 
 
 @pytest.mark.parametrize("name", ["bert", "gptj", "mixtral"])

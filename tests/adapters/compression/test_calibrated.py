@@ -240,7 +240,7 @@ def test_lines_are_truncated_at_window_and_the_report_counts_them(folders, text,
     report = tnlib_adapters.compress(
         folders["bert"],
         tmp_path / "out",
-        **by_options(keep=0.6, calibrate=text, window=tokens, method="matrix"),
+        **by_options(keep=0.6, calibrate=text, window=tokens, effort="low"),
     )
     lines = hold_out(text.read_text(encoding="utf-8").splitlines())[0]
     lengths = [1 + len(line.split()) for line in lines]
@@ -299,12 +299,11 @@ def test_bad_text_and_bad_folders_are_refused_before_anything_is_written(folders
         (folders["bert"], {"calibrate": binary}, ArgumentError, "UTF-8, got byte 0xff at position 3"),
         (folders["bert"], {"calibrate": short}, ArgumentError, "too few"),
         (folders["bert"], {"calibrate": short, "what": "mlp"}, ArgumentError, "too few"),
-        (folders["bert"], {"calibrate": short, "what": "mlp", "method": "matrix"}, ArgumentError, "too few"),
         (
             folders["bert"],
             {"calibrate": text, "method": "cp"},
             ArgumentError,
-            "works with method 'calibrated', 'quantized', 'heads', 'matrix'",
+            "works with method 'calibrated', 'quantized', got 'cp'",
         ),
         (without, {"calibrate": text}, TnlibError, "tokenizer"),
     ]
@@ -319,9 +318,7 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     short.write_text("w1\n" * 10)
     damaged = Path(shutil.copytree(folders["gpt2_lm"], tmp_path / "damaged"))
     (damaged / "tokenizer.json").write_text("{}")
-    call = functools.partial(
-        tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), method="matrix", what="attention"
-    )
+    call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), what="attention")
     with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
         call(damaged, calibration=text)
     with refused(ArgumentError, "compress: the calibration text must have at least", "too few"):

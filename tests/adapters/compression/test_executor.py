@@ -167,13 +167,13 @@ def test_a_cluster_that_goes_away_is_one_sentence(text: Path, tmp_path: Path) ->
             if stage == "collecting statistics" and done == 5:
                 opened.close()
 
-        options = {"keep": 0.5, "calibrate": text, "spill": tmp_path / "spill", "progress": close}
+        options = {"keep": 0.5, "calibrate": text, "folder": tmp_path / "run", "progress": close}
         with (
             refused(ClusterError, "compress", "workers must stay until the end"),
             open_executor(opened.scheduler_address) as executor,
         ):
             compress(LLAMA, tmp_path / "out", **by_options(executor=executor, **options))
-    assert (tmp_path / "spill").exists()
+    assert (tmp_path / "run").exists()
     assert not (tmp_path / "out").exists()
 
 

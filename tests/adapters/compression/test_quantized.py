@@ -75,7 +75,7 @@ def compressed(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         out = place / "-".join([name, *map(str, options.values())])
         options = {"calibrate": code if name == "builtin" else made_up, "what": "attention"} | options
         if options["calibrate"] is not None:
-            options["statistics"] = place / f"{name}-{options['what']}.statistics"
+            options["folder"] = place / f"{name}-{options['what']}-statistics"
         return compress(
             builtin_path("llama") if name == "builtin" else folders[name], out, **by_options(**options)
         ), out
@@ -141,7 +141,7 @@ def test_files_hold_at_most_the_bits_of_the_budget(
 MIXED: list[dict[str, Any]] = [
     {"bits": 6, "what": "all"},
     {"bits": 3.5},
-    {"keep": 0.5, "method": "matrix", "what": "all"},
+    {"keep": 0.5, "method": "matrix", "what": "all", "calibrate": None},
     {"keep": 0.5, "method": "calibrated"},
     {"keep": 0.6, "method": "heads", "store": "int8", "calibrate": None},
 ]
@@ -338,7 +338,6 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"max_error": 0.1, "method": "quantized", "store": "int4"},
         ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
     ),
-    "another method": ({"bits": 4, "method": "matrix"}, ("bits are a budget of method 'quantized'", "got 'matrix'")),
     "calibrated": ({"bits": 4, "method": "calibrated"}, ("bits are a budget of method 'quantized'", "'calibrated'")),
 }
 

@@ -62,11 +62,11 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"flops": 0.5, "layout": "dense", "calibrate": TEXT},
         ("flops must come with", "layout 'dense'"),
     ),
-    "statistics": ({"keep": 0.5, "statistics": SEEN}, ("--statistics must come with --calibrate",)),
+    "folder": ({"keep": 0.5, "folder": SEEN}, ("folder must come with calibration",)),
     **{
         f"{method} with a text": (
-            {"max_error": 0.1, "method": method, "calibrate": TEXT},
-            (f"max_error cannot be met by method '{method}' with a text", "not known"),
+            {"keep": 0.5, "method": method, "calibrate": TEXT},
+            ("calibration works with method 'calibrated', 'quantized'", f"got '{method}'"),
         )
         for method in ("matrix", "heads")
     },
@@ -76,10 +76,6 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     },
     "window alone": ({"keep": 0.5, "window": 64}, ("--window must come with",)),
     "calibration_tokens alone": ({"keep": 0.5, "calibration_tokens": 64}, ("--calibration-tokens must come with",)),
-    "statistics of a plain method": (
-        {"keep": 0.5, "calibrate": TEXT, "statistics": SEEN, "method": "matrix"},
-        ("statistics", "'matrix'", "leave statistics out"),
-    ),
 }
 
 

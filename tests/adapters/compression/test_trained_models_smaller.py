@@ -1,4 +1,4 @@
-"""Trained models in int8, whitened, and beyond their attention: what each is worth on text."""
+"""Trained models in int8: what rounding costs on text."""
 
 from __future__ import annotations
 
@@ -55,30 +55,6 @@ def test_llama_in_int8_hardly_changes_and_factors_lose_nothing_more(texts: Any, 
     assert 0 < plain < 1e-3
     assert wide > 20 * plain
     assert narrow == pytest.approx(wide, rel=0.05)
-
-
-@pytest.mark.parametrize("what", ["attention", "mlp"])
-def test_llama_whitened_by_a_text_predicts_better(what: str, texts: Any, tmp_path: Path) -> None:
-    seen, other = texts
-    before = error(LLAMA, tmp_path / "plain", other, keep=0.6, method="matrix", what=what)
-    after = error(LLAMA, tmp_path / "white", other, keep=0.6, method="matrix", what=what, calibrate=seen)
-    assert after < 0.8 * before
-
-
-def test_gates_share_feed_forward_layers_out_better_than_singular_values(texts: Any, tmp_path: Path) -> None:
-    seen, other = texts
-    whitened = error(LLAMA, tmp_path / "white", other, keep=0.6, method="matrix", what="mlp", calibrate=seen)
-    weighed = error(LLAMA, tmp_path / "gates", other, keep=0.6, what="mlp", calibrate=seen)
-    assert weighed < whitened
-
-
-@pytest.mark.parametrize("method", ["matrix", "heads", "ttm", "tucker"])
-def test_minilm_whitened_by_sentences_embeds_better(
-    method: str, minilm_path: Path, sentences: Any, tmp_path: Path
-) -> None:
-    seen, other = sentences
-    plain = error(minilm_path, tmp_path / "out", other, keep=0.5, method=method)
-    assert error(minilm_path, tmp_path / "out", other, keep=0.5, method=method, calibrate=seen) < 0.6 * plain
 
 
 def test_minilm_in_int8_hardly_changes(minilm_path: Path, sentences: Any, tmp_path: Path) -> None:

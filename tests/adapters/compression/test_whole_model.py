@@ -19,7 +19,7 @@ pytest.importorskip("tokenizers")
 
 import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
-from compressed_folders import by_options, read_config  # noqa: E402
+from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
@@ -162,21 +162,14 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     assert not [n for n, _ in dense.named_parameters() if n.endswith((".left", ".right", ".whole", "_scale"))]
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 @pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
-def test_tt_matrices_outside_the_attention(
-    store: str, what: str, calibrated: bool, folders: Any, text: Path, tmp_path: Path
-) -> None:
+def test_tt_matrices_outside_the_attention(store: str, what: str, folders: Any, tmp_path: Path) -> None:
     """The feed-forward weights are TT-matrices, the embeddings, whose rows are looked up, products of low rank."""
     source, out = folders["bert"], tmp_path / "out"
-    options = {"calibrate": text} if calibrated else {}
-    report = tnlib_adapters.compress(
-        source, out, **by_options(keep=0.5, method="ttm", what=what, store=store, **options)
-    )
+    report = tnlib_adapters.compress(source, out, Budget(keep=0.5, store=store), method="ttm", what=what)
     assert 0.49 <= report.kept <= 0.5
-    if not calibrated:
-        assert report.measured == pytest.approx(report.predicted, abs=0.02)
+    assert report.measured == pytest.approx(report.predicted, abs=0.02)
     wiring, modules = open_checkpoint(source).wiring, read_config(out)["quantization_config"]["modules"]
     kinds = {wiring.is_embedding(name): told["kind"] for name, told in modules.items() if told["kind"] != "dense"}
     assert kinds == {False: "ttm"} | ({True: "low_rank"} if what == "all" else {})
@@ -230,22 +223,15 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["phi3"]))
-@pytest.mark.parametrize(
-    ("what", "method"),
-    mostly_slow(
-        [("mlp", "calibrated"), ("all", "calibrated"), ("mlp", "matrix"), ("all", "heads")],
-        [("all", "calibrated"), ("mlp", "matrix")],
-    ),
-)
-def test_with_a_text(what: str, method: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
+def test_with_a_text(what: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     source, out = folders[name], tmp_path / "out"
-    report = tnlib_adapters.compress(source, out, Budget(keep=0.5), calibration=text, what=what, method=method)
+    report = tnlib_adapters.compress(source, out, Budget(keep=0.5), calibration=text, what=what)
     assert 0.49 <= report.kept <= 0.5
     assert report.measured is not None
-    assert (report.predicted is None) == (method != "calibrated")
+    assert report.predicted is not None
     assert report.plain_bytes == plain_bytes(open_checkpoint(source), what, names_of(open_checkpoint(source), what))
-    plain = ("matrix" if what == "mlp" else "heads") if method == "calibrated" else method
-    tnlib_adapters.compress(source, tmp_path / "plain", Budget(keep=0.5), what=what, method=plain)
+    tnlib_adapters.compress(source, tmp_path / "plain", Budget(keep=0.5), what=what)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
 
 

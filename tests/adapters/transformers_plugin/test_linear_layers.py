@@ -17,7 +17,7 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear, InterpolativeLinear, use_linear_layers  # noqa: E402
-from tnlib_adapters.transformers_plugin.factored_linear import LowRankLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.contracted_linear import LOW_RANK, ContractedLinear  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -76,7 +76,7 @@ def test_an_interpolative_layer_compiles_without_a_break(bias: str) -> None:
 
 
 def test_rank_zero_becomes_layers_of_zeros() -> None:
-    layer = LowRankLinear({"left": torch.zeros(64, 0), "right": torch.zeros(0, 48)})
+    layer = ContractedLinear({"left": torch.zeros(64, 0), "right": torch.zeros(0, 48)}, LOW_RANK)
     linear = use_linear_layers(torch.nn.Sequential(layer))
     assert len(linear[0]) == 2
     assert bool((linear(torch.ones(2, 64)) == 0).all())

@@ -1,1 +1,1 @@
-"""Calibrated methods: whitening, ranks by the effect on the model output, rounding, block-wise reconstruction."""
+"""Calibrated methods: ranks by the effect on the model output, rounding, block-wise reconstruction."""

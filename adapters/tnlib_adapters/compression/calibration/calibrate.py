@@ -92,7 +92,7 @@ def factorise_calibrated(
     text
         Token ids of the calibration text.
     request
-        Compressed part, statistics file, folder of an interrupted run, effort and progress; there is no fit with
+        Compressed part, folder of an interrupted run, effort and progress; there is no fit with
         effort "low".
     workspace
         Memory and temporary files of the factors.
@@ -100,10 +100,10 @@ def factorise_calibrated(
     Raises
     ------
     ArgumentError
-        If the text is too short, or the statistics file belongs to another model, text or choice of weights.
+        If the text is too short, or the folder belongs to another model, text or choice of weights.
     """
     checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
-    batches, folder = model.batches(text), CalibrationFolder(request.partial_folder)
+    batches, folder = model.batches(text), CalibrationFolder(request.folder)
     parts_of = partial(calibrated_parts, request.run.device)
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 

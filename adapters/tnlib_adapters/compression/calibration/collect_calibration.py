@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
 from tnlib_adapters.compression.calibration.selected_weights import SelectedWeights, WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
-from tnlib_adapters.compression.calibration.statistics_files import StatisticsFiles, digest_of_tokens, origin_of
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.other_matrices import widest_component
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
@@ -50,9 +49,9 @@ def collect_calibration(
     parts_of
         Function that factorises the weights of a group.
     request
-        Compressed part, statistics file and progress.
+        Compressed part, effort and progress.
     folder
-        Folder for what is between blocks, from which an interrupted collection is resumed; None for a temporary one.
+        Folder for what is between blocks, and of statistics that are used again; None for a temporary one.
     workspace
         Memory and temporary files of the factorised weights, and the executor that makes them.
     """
@@ -62,12 +61,10 @@ def collect_calibration(
     model = weights.folded(model)
     places = weights.places(model)
     streams = streams_of_fit(model, batches, folder, request)
-    origin = origin_of(checkpoint, sample, places, model.longest)
-    files = StatisticsFiles(folder.path, origin, request.statistics)
-    files.is_complete()  # raises if it is of another model
-    folder.claim(origin | {"streams": digest_of_tokens(streams.batches), "dtype": f"{model.dtype}"})
+    folder.claim(origin_of(checkpoint, model, places, sample, streams.batches))
+    groups, done = sorted({place.group for place in places.values()}), folder.groups()
     workers, parts = workspace.workers, dict[str, LazyPart]()
-    pending, submitted = deque[Future[Mapping[str, Factorised]]](), set[int]()
+    pending = deque[Future[Mapping[str, Factorised]]]()
 
     def gather(n_pending: int) -> None:
         while len(pending) > n_pending:
@@ -77,23 +74,21 @@ def collect_calibration(
     def factorise(group: int, statistics: Statistics) -> None:
         call = partial(parts_of, checkpoint, weights.read_group(group, places, statistics))
         pending.append(workers.submit(call))
-        submitted.add(group)
         gather(workers.n_pending - 1)
 
-    def save(group: int, statistics: Statistics) -> None:
-        files.save(group, statistics)
+    def collected(group: int, statistics: Statistics) -> None:
+        folder.save(group, statistics)
         factorise(group, statistics)
 
-    if not files.is_complete():
-        collect_groups(model, places, sample, request.run.progress, streams=streams, save=save, done=files.done())
-        files.join()
+    if set(done) < set(groups):
+        collect_groups(model, places, sample, request.run.progress, streams=streams, save=collected, done=done)
     elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
         from tnlib_adapters.instrument.block_passes import Frame, forward
 
         forward(Frame(model), streams)
-    for group in sorted({place.group for place in places.values()} - submitted):  # collected before
+    for group in done:  # collected before
         own = (key for name, place in places.items() if place.group == group for key in (name, place.reads))
-        factorise(group, files.statistics(set(own)))
+        factorise(group, folder.statistics(group, set(own)))
     gather(0)
     return {module: parts[module] for module in weights.modules}
 

@@ -53,7 +53,7 @@ def factorise_quantized(
     Parameters and errors are those of `factorise_calibrated`.
     """
     checkpoint, model = source.checkpoint, source.original
-    batches, folder = model.batches(text), CalibrationFolder(request.partial_folder)
+    batches, folder = model.batches(text), CalibrationFolder(request.folder)
     parts_of = partial(_rounded_parts, forms_of(request))
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 

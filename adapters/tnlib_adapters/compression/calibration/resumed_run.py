@@ -1,4 +1,4 @@
-"""Folder of a run in progress, from which an interrupted run is resumed: its origin, and the blocks that are fitted."""
+"""Folder of a run: its statistics, which later runs use again, and the fitted blocks of an interrupted one."""
 
 from __future__ import annotations
 
@@ -7,42 +7,53 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tnlib import ArgumentError, FileFormatError
-from tnlib_adapters.compression.methods.out_of_core import entries_of, read_matrices
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.json_file import JsonFile
-from tnlib_adapters.files.tensor_file import is_as_written, read_header, write_digested
+from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, is_as_written, read_header, write_digested
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.weight_inputs import Places
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
+_VERSION = "8"  # of the statistics
 _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
+_PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
+_BLOCK = 1 << 24  # bytes hashed at a time
 
 
 class CalibrationFolder:
-    """Folder of what a run stores between blocks; a temporary one is removed with the object."""
+    """Folder of what a run stores between blocks; a temporary one, without statistics, is removed with the object."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        self._is_temporary = folder is None
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = folder
 
     def claim(self, origin: Mapping[str, str]) -> None:
-        """Make the folder, if it does not exist, for statistics of this origin.
+        """Make the folder, if it does not exist, for statistics of this origin, see `origin_of`.
 
         Raises
         ------
         ArgumentError
-            If it holds other files, or results of another model, text or choice of weights.
+            If it holds other files, or results of another model, text, choice of weights or version.
         """
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)
@@ -51,33 +62,95 @@ class CalibrationFolder:
             hidden = file.with_name(f".{file.name}.partial")
             hidden.write_text(json.dumps(dict(origin)), encoding="utf-8")
             hidden.replace(file)
-        elif JsonFile("compress", file, "remove the folder to start anew").read() != dict(origin):
+            return
+        stored = JsonFile("compress", file, "remove the folder to start anew").read()
+        other = next((name for name, own in origin.items() if stored.get(name) != own), None)
+        if other is not None:
             raise ArgumentError(
-                f"compress: the folder of an interrupted run must belong to this model, text and choice of weights, "
-                f"got that of others, {self.path}; name another one, or remove it to start anew."
+                f"compress: folder (--folder) must belong to this model, text and choice of weights, got another "
+                f"{other} in {self.path}; name another folder, or remove it to start anew."
             )
+
+    def groups(self) -> list[int]:
+        """Return the groups of weights whose statistics are saved; raise if a file is damaged."""
+        groups = [int(file.stem.removeprefix("group")) for file in self.path.glob("group*.safetensors")]
+        for group in groups:
+            _check_written(self._of_group(group))
+        return groups
+
+    def save(self, group: int, statistics: Statistics) -> None:
+        """Save the statistics of a group; not in a temporary folder."""
+        if self._is_temporary:
+            return
+        entries = [
+            Entry(f"{part}.{key}", dtype, _as_stored(values, dtype))
+            for part, dtype in _PARTS.items()
+            for key, values in _values_of(getattr(statistics, part)).items()
+        ]
+        write_digested(self._of_group(group), {}, entries)
+
+    def statistics(self, group: int, keys: Collection[str]) -> Statistics:
+        """Return the saved statistics of a group for these keys."""
+        tensors = read_header(self._of_group(group))[0]
+        names = [{key: f"{part}.{key}" for key in keys if f"{part}.{key}" in tensors} for part in _PARTS]
+        return Statistics(*({key: tensors[name].read_stored() for key, name in own.items()} for own in names))
+
+    def finish(self) -> None:
+        """Remove all but the statistics, when a run is done."""
+        for file in self.path.iterdir() if not self._is_temporary and self.path.is_dir() else ():
+            if file.name != _ORIGIN and not file.match("group*.safetensors"):
+                shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    def _of_group(self, group: int) -> Path:
+        return self.path / f"group{group}.safetensors"
+
+
+def origin_of(
+    checkpoint: Checkpoint, model: RunningModel, places: Places, sample: Sequence[Batch], fit: Sequence[Batch]
+) -> dict[str, str]:
+    """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
+
+    `sample` and `fit` are the batches of the statistics and of the fit.
+    """
+    weights = hashlib.sha256()
+    for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
+        with file.open("rb") as opened:
+            while block := opened.read(_BLOCK):
+                weights.update(block)
+    return {
+        "version": _VERSION,
+        "model": weights.hexdigest(),
+        "window": str(model.longest),
+        "text": _digest_of_tokens([*sample, *fit]),
+        "what": hashlib.sha256("\n".join(sorted(places)).encode()).hexdigest(),
+        "dtype": f"{model.dtype}",
+    }
+
+
+def _digest_of_tokens(batches: Sequence[Batch]) -> str:
+    text = hashlib.sha256()
+    for batch in batches:
+        for part in (batch.ids, batch.mask):
+            text.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
+    return text.hexdigest()
 
 
 def check_run_folder(folder: Path, out: Path | None = None) -> None:
-    """Raise if a folder holds anything but the results of an interrupted run, or lies in OUT."""
+    """Raise if a folder holds anything but the results of a run, or lies in OUT."""
     if out is not None and folder.resolve().is_relative_to(out.resolve()):
         raise ArgumentError(
-            f"compress: folder (--spill) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
+            f"compress: folder (--folder) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
             "name another folder."
         )
     if not folder.absolute().parent.is_dir():
-        raise ArgumentError(f"compress: folder (--spill) must lie in a folder that exists, got {folder}; name another.")
+        raise ArgumentError(
+            f"compress: folder (--folder) must lie in a folder that exists, got {folder}; name another."
+        )
     if folder.exists() and not (folder.is_dir() and ((folder / _ORIGIN).exists() or not any(folder.iterdir()))):
         raise ArgumentError(
-            f"compress: folder (--spill) must be a new folder, an empty one or that of an interrupted run, got "
-            f"{folder}; name another one."
+            f"compress: folder (--folder) must be a new folder, an empty one or that of another run, got {folder}; "
+            "name another one."
         )
-
-
-def remove_run_folder(folder: Path) -> None:
-    """Remove the folder of a run that is done."""
-    if (folder / _ORIGIN).exists():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class FittedFiles:
@@ -131,8 +204,7 @@ class FittedFiles:
     def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         """Yield the weights of a block."""
         file = self._file(k)
-        if not is_as_written(file):
-            raise FileFormatError(f"compress: {file} was changed after it was saved; remove its folder to start anew.")
+        _check_written(file)
         tensors, metadata = read_header(file)
         described = descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
         for at, name in enumerate(dict.fromkeys(description.module for description in described)):
@@ -141,3 +213,18 @@ class FittedFiles:
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"
+
+
+def _check_written(file: Path) -> None:
+    if not is_as_written(file):
+        raise FileFormatError(f"compress: {file} was changed after it was saved; remove its folder to start anew.")
+
+
+def _values_of(arrays: Mapping[str, Array]) -> Mapping[str, Array | TensorInfo]:
+    return arrays.entries() if isinstance(arrays, StoredArrays) else arrays
+
+
+def _as_stored(values: Array | TensorInfo, dtype: str) -> Array | TensorInfo:
+    if isinstance(values, TensorInfo):
+        return values if values.dtype == dtype else _as_stored(values.read_stored(), dtype)
+    return np.ascontiguousarray(values, STORED_AS[dtype])

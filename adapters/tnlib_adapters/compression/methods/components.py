@@ -43,27 +43,6 @@ LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in dou
 _RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Sums over tokens of outer products of the inputs of one layer's projections.
-
-    Parameters
-    ----------
-    x
-        (d_model + 1,) * 2, of [x, 1] with the common input x of queries, keys and values.
-    y
-        (heads * d_head,) * 2, of the input of the output projection.
-    """
-
-    x: Array
-    y: Array
-
-    def reads(self, name: str, rows: int) -> Array:
-        """Return the moments of the input of a projection with `rows` rows: a bias is one more row, with input 1."""
-        moments = self.y if name == "o" else self.x
-        return moments[:rows, :rows]
-
-
 def second_moments(x: Array) -> Array:
     """Return the sum of x x^T over all axes but the last."""
     # numpy recognises a.T @ a and computes half of the symmetric product

@@ -83,9 +83,7 @@ class ModuleWeight:
         return [self._options.at(choice[0])]
 
 
-def factorise_layer(
-    method: Method, projections: Projections, sizes: Sizes, *, rotary: bool = False, whitened: bool = False
-) -> Factorised:
+def factorise_layer(method: Method, projections: Projections, sizes: Sizes, *, rotary: bool = False) -> Factorised:
     """Factorise the attention of a layer.
 
     Parameters
@@ -96,13 +94,10 @@ def factorise_layer(
         Of the layer.
     rotary
         True if rotary embeddings or norms act between queries and keys.
-    whitened
-        True if the projections are whitened.
     """
     if method.unit == "matrix":
         return PerWeight(projections, lambda _, weight: factorise_weight(method, weight))
-    reference = (method.weighted if whitened else None) or (method.rotary if rotary else None) or method.factorise
-    return cast(Factorised, resolve(reference)(projections, sizes))
+    return cast(Factorised, resolve((method.rotary if rotary else None) or method.factorise)(projections, sizes))
 
 
 def factorise_weight(method: Method, weight: Array) -> FactorisedMatrix:

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tnlib import ArgumentError
-
 ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING = "attention", "feed_forward", "embedding", "unembedding"
 EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
-WHITENED_KINDS = ("low_rank", "heads", "tucker", "stack")
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
 _HERE = "tnlib_adapters.compression"
@@ -38,20 +35,11 @@ class Method:
         "model", all weights of a model from calibration data.
     factorise
         Of unit "matrix": weight (in, out) -> `factorise.FactorisedMatrix`. Of unit "layer": (`Projections`,
-        `Sizes`) -> `factorisation.Factorised`. Of unit "model": (checkpoint, text, progress, what=, file=,
-        source=) -> `Factorisation`, where `source` is its `SourceModel`.
-    kinds
-        Kinds of the factored matrices that it writes, besides weights that stay as they are.
+        `Sizes`) -> `factorisation.Factorised`. Of unit "model": (`SourceModel`, token sequences, `Request`,
+        `Workspace`) -> `Factorisation`.
     applies_to
         Weights it factorises: of the attention, of feed-forward layers, of embeddings, which may also make the
         predictions, of unembeddings. Other weights that are compressed beside them are factorised by "matrix".
-    calibration
-        "none": it ignores calibration data. "whitening": it factorises weights times a root of the second moments of
-        their inputs, and the factors are transformed back, which only `WHITENED_KINDS` can be. "weighted": `weighted`
-        takes the moments. "required": it does not run without.
-    weighted
-        Of unit "matrix": (weight, second moments of its inputs (in, in), or their diagonal (in,)) -> the same as
-        `factorise`, with errors on the inputs. Of unit "layer", for whitened weights, in place of `factorise`.
     rotary
         In place of `factorise` where rotary embeddings or norms act between queries and keys.
     predicts_error
@@ -68,22 +56,12 @@ class Method:
     help: str
     unit: Literal["matrix", "layer", "model"]
     factorise: Reference
-    kinds: tuple[str, ...]
     applies_to: tuple[str, ...] = (ATTENTION,)
-    calibration: Literal["none", "whitening", "weighted", "required"] = "none"
-    weighted: Reference | None = None
     rotary: Reference | None = None
     predicts_error: bool = True
     in_bits: bool = False
     counts_flops: bool = False
     refuse: Reference | None = None
-
-    def __post_init__(self) -> None:
-        if self.calibration == "whitening" and not set(self.kinds) <= set(WHITENED_KINDS):
-            raise ArgumentError(
-                f"Method: kinds of a whitened method must be among {', '.join(WHITENED_KINDS)}, got {self.kinds}; use "
-                "calibration 'weighted' or 'none'."
-            )
 
     def reason_to_refuse(self, sizes: Any) -> str | None:
         """Return why a model of these sizes cannot be compressed by this method, or None."""
@@ -109,9 +87,7 @@ for _row in (
         "by block; requires --calibrate",
         unit="model",
         factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
-        kinds=("interpolative", "low_rank"),
         applies_to=EVERYWHERE,
-        calibration="required",
         counts_flops=True,
     ),
     Method(
@@ -120,9 +96,7 @@ for _row in (
         "errors compensate each other; requires --calibrate",
         unit="model",
         factorise=f"{_HERE}.calibration.quantize:factorise_quantized",
-        kinds=("dense", "low_rank"),
         applies_to=EVERYWHERE,
-        calibration="required",
         in_bits=True,
     ),
     Method(
@@ -131,27 +105,20 @@ for _row in (
         unit="layer",
         factorise=f"{_HERE}.methods.head_products:Heads",
         rotary=f"{_HERE}.methods.head_products:ValueHeads",
-        kinds=("heads", "low_rank"),
-        calibration="whitening",
     ),
     Method(
         name="matrix",
         help="low-rank factors of each weight matrix",
         unit="matrix",
         factorise=f"{_HERE}.methods.matrices:TruncatedSVD",
-        kinds=("low_rank",),
         applies_to=EVERYWHERE,
-        calibration="whitening",
     ),
     Method(
         name="ttm",
         help="each weight matrix as a TT-matrix of two cores",
         unit="matrix",
         factorise=f"{_HERE}.methods.matrices:TruncatedTTMatrix",
-        weighted=f"{_HERE}.methods.matrices:WeightedTTMatrix",
-        kinds=("ttm",),
         applies_to=(ATTENTION, FEED_FORWARD),
-        calibration="weighted",
         refuse=f"{_HERE}.methods.matrices:refuse_unsplittable",
     ),
     Method(
@@ -159,9 +126,6 @@ for _row in (
         help="each attention layer as one array (projection, head, d_model, d_head), by a truncated higher-order SVD",
         unit="layer",
         factorise=f"{_HERE}.methods.tensor_stacks:TuckerStack",
-        weighted=f"{_HERE}.methods.tensor_stacks:SharedBases",
-        kinds=("tucker", "stack", "low_rank"),
-        calibration="whitening",
         refuse=f"{_HERE}.methods.tensor_stacks:refuse_unequal_widths",
     ),
     Method(
@@ -169,7 +133,6 @@ for _row in (
         help="the array of tucker as a sum of rank-one components",
         unit="layer",
         factorise=f"{_HERE}.methods.tensor_stacks:CPStack",
-        kinds=("cp", "stack"),
         predicts_error=False,
         refuse=f"{_HERE}.methods.tensor_stacks:refuse_unequal_widths",
     ),
@@ -196,5 +159,5 @@ class Rows(Mapping[str, Method]):
         return sum(map(self.test, TABLE.values()))
 
 
-METHODS = Rows(lambda row: row.calibration != "required")  # without calibration data
-WITH_TEXT = Rows(lambda row: row.calibration != "none")  # with calibration data
+METHODS = Rows(lambda row: row.unit != "model")  # without calibration data
+WITH_TEXT = Rows(lambda row: row.unit == "model")  # with calibration data

@@ -1,27 +1,20 @@
-"""Weights of a layer as one array (projection, key head, d_model, d_head), in the Tucker or the CP format.
-
-`SharedBases` is the Tucker variant for whitened weights, with an input basis shared by W_Q and W_K.
-"""
+"""Weights of a layer as one array (projection, key head, d_model, d_head), in the Tucker or the CP format."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 import tnlib
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.factorise import PerWeight
-from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Projections, Sizes, rows_of_stack, stack
+from tnlib_adapters.factors.projections import Projections, Sizes, stack
 
 OF = "qkvo"
 _CANDIDATES = 128  # ranks considered per leg
 _SWEEPS = 20  # of alternating least squares; more reduce the error of a trained layer by less than 1 %
-_STACKED = "qk"  # projections in one stack
 
 
 def refuse_unequal_widths(sizes: Sizes) -> str | None:
@@ -102,30 +95,3 @@ class CPStack:
             value = tnlib.cp(self._stack, option + 1, n_iter=_SWEEPS).value
         factors = {f"factor{k}": factor for k, factor in enumerate(value.factors)}
         return [FactoredMatrix("cp", OF, {"weights": value.weights, **factors})]
-
-
-class SharedBases:
-    """Tucker decomposition of W_Q and W_K, stacked and each scaled to norm 1; truncated SVD of W_V and W_O.
-
-    Queries and keys enter only the scores and their weights use similar input directions, so one input basis serves
-    both. Adding W_V to the stack, or a Tucker decomposition of W_O, gives larger errors at the same count of numbers.
-    The stack counts as one block, with the mean of its two squared relative errors. Biases are unchanged.
-    """
-
-    def __init__(self, projections: Projections, sizes: Sizes) -> None:
-        self.fixed = sum(bias.size for bias in projections.biases.values())
-        self._norms = {name: float(np.linalg.norm(projections.weights[name])) or 1.0 for name in _STACKED}
-        scaled = {name: projections.weights[name] / norm for name, norm in self._norms.items()}
-        weights = Projections({**projections.weights, **scaled}, {})
-        self._stack = TuckerStack(weights, sizes, _STACKED)
-        self._matrices = PerWeight(weights, lambda _, weight: TruncatedSVD(weight), "vo")
-        self.curves = [*self._stack.curves, *self._matrices.curves]
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors for one option of the stack, of W_V and of W_O."""
-        (stacked,) = self._stack.matrices(choice[:1])
-        part = "stack" if stacked.kind == "stack" else "factor0"
-        rows = stacked.arrays[part].copy()
-        for name, own in rows_of_stack(len(rows), _STACKED).items():
-            rows[own] *= self._norms[name]
-        return [replace(stacked, arrays={**stacked.arrays, part: rows}), *self._matrices.matrices(choice[1:])]

@@ -1,0 +1,265 @@
+"""Linear layers whose weight is a tensor network: a whole array, a low-rank product, a TT-matrix, Tucker or CP.
+
+A network names the axes of every factor; an axis of two factors is summed over. Some axes of the result are the inputs
+of the layer, the others its outputs. Rows are multiplied by one factor after the other, in the order of the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tnlib import CP, SVD, ArgumentError, LowRank, TTMatrix, Tucker
+from tnlib._validate import is_list
+from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.transformers_plugin.factored_linear import (
+    Borrowed,
+    FactoredLinear,
+    Factors,
+    Multiplications,
+    must_agree,
+    shapes,
+)
+
+Axes = tuple[str, ...]
+_Step = tuple[str, Axes]  # a factor, and the axes that occur after it
+
+
+@dataclass(frozen=True)
+class Network:
+    """Axes of the factors, in the order in which rows are multiplied by them.
+
+    Parameters
+    ----------
+    axes
+        Factor -> names of its axes.
+    inputs, outputs
+        Axes of the weight that are read and written, each one feature axis in this order.
+    forming
+        The factors in the order in which the weight is multiplied out; () for that of `axes`.
+    """
+
+    axes: Mapping[str, Axes]
+    inputs: Axes
+    outputs: Axes
+    forming: tuple[str, ...] = ()
+
+
+LOW_RANK = Network({"left": ("m", "r"), "right": ("r", "n")}, ("m",), ("n",))
+
+
+def whole(part: str, inputs: Sequence[int] = (0,), outputs: Sequence[int] = (1,)) -> Network:
+    """Return the network of one array, of which some axes are inputs."""
+    return Network({part: _numbered("n", range(len(inputs) + len(outputs)))}, *_read_and_written(inputs, outputs))
+
+
+def tt_matrix(factors: Factors | Borrowed) -> Network:
+    """Return the network of a TT-matrix: core k (r, m, n, r) with input leg m and output leg n."""
+    cores = range(_count(factors, "core"))
+    axes = {f"core{k}": (f"r{k}", f"m{k}", f"n{k}", f"r{k + 1}") for k in cores}
+    return Network(axes, _numbered("m", cores), _numbered("n", cores))
+
+
+def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Network:
+    """Return the network of a Tucker: `core` (r, r, ...) and `factor<k>` (n, r)."""
+    legs = range(len(inputs) + len(outputs))
+    factors = {f"factor{k}": (f"n{k}", f"r{k}") for k in legs}
+    core = {"core": _numbered("r", legs)}
+    first, last = ({name: factors[name] for name in _numbered("factor", own)} for own in (inputs, outputs))
+    return Network(first | core | last, *_read_and_written(inputs, outputs), ("core", *factors))
+
+
+def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Network:
+    """Return the network of a CP: `weights` (R,) and `factor<k>` (n, R); R is an axis of all factors."""
+    first, last = ({f"factor{k}": (f"n{k}", "R") for k in own} for own in (reversed(inputs), outputs))
+    return Network({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
+
+
+class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
+    """A layer whose weight is a tensor network; `first` restricts axis "n0" to some entries, as of a stack."""
+
+    def __init__(self, factors: Factors | Borrowed, network: Network, first: slice | None = None) -> None:
+        sizes = dict[str, int]()
+        for part, axes in network.axes.items():
+            (shape,) = shapes(factors, part)
+            for axis, size in zip(axes, shape, strict=True):
+                must_agree(sizes.setdefault(axis, size), size)
+        if first is not None:
+            sizes["n0"] = len(range(*first.indices(sizes["n0"])))
+        for end in _open_axes(network):  # of a TT-matrix
+            must_agree(sizes[end], 1)
+        n_in, n_out = (math.prod(sizes[axis] for axis in axes) for axes in (network.inputs, network.outputs))
+        super().__init__(factors, (n_in, n_out))
+        self.network, self._sizes, self._first = network, sizes, first
+        legs = (*network.inputs, *network.outputs)
+        self._start, *others = network.forming or network.axes
+        self._through = _steps(network, [*network.axes], ("rows", *network.outputs))
+        self._forming = _steps(network, others, legs)
+        through, forming = (
+            self._count(network.inputs, self._through),
+            self._count(network.axes[self._start], self._forming),
+        )
+        self._cost = Multiplications(through, forming)
+        # factors that rows are multiplied by as they are, so that they may stay in integers
+        self.is_chain = all(len(axes) == 2 for axes in network.axes.values()) and (
+            [axes[0] for axes in network.axes.values()] == [*network.inputs, *_bonds(network)]
+        )
+
+    @classmethod
+    def of(cls, value: LowRank | SVD | TTMatrix | Tucker | CP, inputs: Sequence[int] | None) -> ContractedLinear:
+        """Return the layer of a value; `inputs` are the legs of a Tucker or CP that are read."""
+        if isinstance(value, Tucker | CP):
+            read = _legs_read(value, inputs)
+            legs = read, tuple(leg for leg in range(len(value.factors)) if leg not in read)
+            factors = {f"factor{k}": factor for k, factor in enumerate(value.factors)}
+            if isinstance(value, Tucker):
+                return cls(_tensors({"core": value.core} | factors), tucker(*legs))
+            weights = value.weights.astype(value.dtype)  # real, even where the factors are complex
+            return cls(_tensors({"weights": weights} | factors), cp(*legs))
+        if inputs is not None:
+            raise ArgumentError(
+                f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; its "
+                "rows are the inputs."
+            )
+        if isinstance(value, TTMatrix):
+            share = float(np.exp(value.log_scale / len(value.cores)))
+            cores = _tensors({f"core{k}": share * core for k, core in enumerate(value.cores)})
+            return cls(cores, tt_matrix(cores))
+        if isinstance(value, LowRank):
+            return cls(_tensors({"left": value.left, "right": value.right}), LOW_RANK)
+        roots = np.sqrt(value.s)
+        return cls(_tensors({"left": value.u * roots, "right": roots[:, None] * value.vh}), LOW_RANK)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W, one factor after the other."""
+        network = self.network
+        if self.is_chain:
+            return reduce(self.times, network.axes, x)
+        t = x.reshape(-1, *(self._sizes[axis] for axis in network.inputs))
+        t = self._contracted(t, ("rows", *network.inputs), self._through, ("rows", *network.outputs))
+        return t.reshape(*x.shape[:-1], self.out_features)
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W."""
+        network = self.network
+        start, legs = self._array(self._start, dtype), (*network.inputs, *network.outputs)
+        full = self._contracted(start, network.axes[self._start], self._forming, legs, dtype)
+        return full.reshape(self.in_features, self.out_features)
+
+    def cost(self) -> Multiplications:
+        """Return the multiplications of both orders."""
+        return self._cost
+
+    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
+        """Return the factors in integers that rows are multiplied by as they are."""
+        own = {name: (self._shapes[name], form) for name, form in self._formats.items() if name in self.network.axes}
+        return own if self.is_chain else {}
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Return rows of W."""
+        if not self.is_chain:
+            return super().look_up(ids)
+        first, *others = self.network.axes
+        return reduce(torch.matmul, map(self.part, others), self.rows_of(first, ids))
+
+    def transposed_product(self, y: Tensor) -> Tensor:
+        """Return y W^T."""
+        if not self.is_chain:
+            return super().transposed_product(y)
+        return reduce(torch.matmul, (self.part(name).mT for name in reversed([*self.network.axes])), y)
+
+    def _contracted(
+        self, t: Tensor, axes: Axes, steps: Sequence[_Step], result: Axes, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return a tensor contracted with factors, with the axes of the result in order, and those of length 1 last."""
+        for part, later in steps:
+            t, axes = _contract(t, axes, self._array(part, dtype), self.network.axes[part], later)
+        order = [axes.index(axis) for axis in result]
+        return t.permute(*order, *[k for k in range(t.ndim) if k not in order])
+
+    def _count(self, axes: Axes, steps: Sequence[_Step]) -> int:
+        """Return the multiplications of `_contracted` for one row."""
+        total = 0
+        for part, later in steps:
+            union, common = {*axes, *self.network.axes[part]}, {*axes} & {*self.network.axes[part]}
+            total += math.prod(self._sizes[axis] for axis in union)
+            axes = tuple(union - (common - {*later}))
+        return total
+
+    def _array(self, part: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a factor, restricted to the entries of this layer."""
+        array, axes = self.part(part, dtype), self.network.axes[part]
+        return array if self._first is None or axes[0] != "n0" else array[self._first]
+
+
+def _contract(a: Tensor, axes: Axes, b: Tensor, others: Axes, later: Axes) -> tuple[Tensor, Axes]:
+    """Contract the common axes that do not occur later; other common axes stay, and entries are multiplied."""
+    common = [axis for axis in axes if axis in others]
+    summed = [axis for axis in common if axis not in later]
+    free_a, free_b = ([axis for axis in own if axis not in common] for own in (axes, others))
+    kept = [axis for axis in common if axis in later]
+    result = (*kept, *free_a, *free_b)
+    if kept:
+        letters = {axis: k for k, axis in enumerate(dict.fromkeys((*axes, *others)))}
+        lists: list[Any] = [[letters[axis] for axis in own] for own in (axes, others, result)]
+        return torch.einsum(a, lists[0], b, lists[1], lists[2]), result
+    inner = math.prod([b.shape[others.index(axis)] for axis in summed])
+    left = a.permute([axes.index(axis) for axis in (*free_a, *summed)])
+    right = b.permute([others.index(axis) for axis in (*summed, *free_b)])
+    sizes = [*left.shape[: len(free_a)], *right.shape[len(summed) :]]
+    return (left.reshape(-1, inner) @ right.reshape(inner, -1)).reshape(sizes), result  # a [inner], [inner] b
+
+
+def _steps(network: Network, parts: Sequence[str], result: Axes) -> list[_Step]:
+    return [
+        (part, (*result, *(axis for other in parts[k + 1 :] for axis in network.axes[other])))
+        for k, part in enumerate(parts)
+    ]
+
+
+def _open_axes(network: Network) -> list[str]:
+    """Return the axes of one factor that are neither read nor written."""
+    every = [axis for axes in network.axes.values() for axis in axes]
+    return [axis for axis in every if every.count(axis) == 1 and axis not in (*network.inputs, *network.outputs)]
+
+
+def _bonds(network: Network) -> list[str]:
+    """Return the last axes of all factors but the last."""
+    return [axes[-1] for axes in network.axes.values()][:-1]
+
+
+def _numbered(name: str, numbers: Iterable[int]) -> Axes:
+    return tuple(f"{name}{k}" for k in numbers)
+
+
+def _read_and_written(inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Axes, Axes]:
+    return _numbered("n", inputs), _numbered("n", outputs)
+
+
+def _count(factors: Factors | Borrowed, stem: str) -> int:
+    names = factors.names if isinstance(factors, Borrowed) else factors
+    return sum(name.startswith(stem) for name in names)
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of arrays as tensors, so that training does not change the value."""
+    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+
+
+def _legs_read(value: Tucker | CP, inputs: Sequence[int] | None) -> tuple[int, ...]:
+    d = len(value.factors)
+    read: tuple[Any, ...] = (0,) if inputs is None else tuple(inputs) if is_list(inputs) else (inputs,)
+    known = all(type(leg) is int and 0 <= leg < d for leg in read)
+    if not known or len(set(read)) < len(read) or not 0 < len(read) < d:
+        raise ArgumentError(
+            f"FactoredLinear.from_value: inputs must be different legs of {d}, at least one left as output, got "
+            f"{inputs!r}; pass for example (0,)."
+        )
+    return read
