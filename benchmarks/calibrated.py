@@ -89,7 +89,7 @@ def stage(*, refit: bool) -> Run:
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
@@ -114,7 +114,8 @@ def stage(*, refit: bool) -> Run:
                 fitted = dict(fit_factors(open_running(source), parts, options, streams, 0))
             projections = [expand(fitted[module], checkpoint.sizes) for module in parts]
         else:
-            products = [part.load().products(options[module]) for module, part in parts.items()]
+            weights = [(part.load().weights, options[module]) for module, part in parts.items()]
+            products = [products_of(zip(own, own.values(), chosen, strict=True)) for own, chosen in weights]
             projections = [own.expand(checkpoint.sizes) for own in products]
         for k, own in enumerate(projections):
             install(model, k, own)

@@ -39,7 +39,6 @@ SLOW = (
     "induction-heads-of-a-gpt-2",
     "circuits",
     "inspect.md",
-    "spectral-reduction.md",
     "compare-two-checkpoints",
 )
 

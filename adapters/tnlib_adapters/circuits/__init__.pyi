@@ -59,8 +59,6 @@ from .heads.singular_vectors import form_maximum as form_maximum
 from .heads.singular_vectors import minmax_values as minmax_values
 from .heads.singular_vectors import singular_vectors as singular_vectors
 from .heads.singular_vectors import text_directions as text_directions
-from .heads.spectral_reduction import SpectralReduction as SpectralReduction
-from .heads.spectral_reduction import spectral_reduction as spectral_reduction
 from .paths.attention_terms import OpenLayer as OpenLayer
 from .paths.attention_terms import TenTerms as TenTerms
 from .paths.attention_terms import pair_effects as pair_effects

@@ -11,7 +11,8 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, Plan
 from tnlib_adapters.compression.methods.factorise import (
-    ModuleWeight,
+    FactorisedWeight,
+    ModuleWeights,
     factorise_layer,
     factorise_weight,
 )
@@ -155,5 +156,5 @@ def _weight(method: Method, checkpoint: Checkpoint, name: str) -> Call:
     return partial(_module_weight, method, *read_weight(checkpoint, name))
 
 
-def _module_weight(method: Method, weight: Array, n_bias: int) -> ModuleWeight:
-    return ModuleWeight(weight, factorise_weight(method, weight), n_bias)
+def _module_weight(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
+    return ModuleWeights({"": FactorisedWeight(weight, factorise_weight(method, weight))}, n_bias)

@@ -21,10 +21,11 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.methods.factorise import ModuleWeights  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report.report import summarise  # noqa: E402
@@ -57,6 +58,10 @@ SOME = ("bert", "gpt2_lm", "llama", "phi")
 def as_products(one: Projections) -> Products:
     """Return weights as they are, each with its bias as a last row."""
     return Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
+
+
+def at_options(layer: ModuleWeights, choice: list[int]) -> Products:
+    return products_of(zip(layer.weights, layer.weights.values(), choice, strict=True))
 
 
 def streams_of(model, batches, folder) -> Streams:
@@ -173,7 +178,7 @@ def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
     checkpoint, ends = open_checkpoint(folders[name]), []
     model = open_running(folders[name])
     layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))
-    start = layers[1].products([len(curve.costs) // 2 for curve in layers[1].curves])
+    start = at_options(layers[1], [len(curve.costs) // 2 for curve in layers[1].curves])
     for limit in (None, 1):
         model = open_running(folders[name], max_weights=limit)
         both = FitStreams(model, Streams.temporary(model.batches(made_up_text()), model.sizes.d_model))
@@ -195,11 +200,11 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 4 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    products = fit_layers(fitted, streams, lambda k: layers[k].products(ranks), steps=FitSteps(15), progress=quiet)
+    products = fit_layers(fitted, streams, lambda k: at_options(layers[k], ranks), steps=FitSteps(15), progress=quiet)
     for k, one in enumerate(products):
         install(fitted, k, one.expand(checkpoint.sizes))
     for k, one in enumerate(layers):
-        install(truncated, k, one.products(ranks).expand(checkpoint.sizes))
+        install(truncated, k, at_options(one, ranks).expand(checkpoint.sizes))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
@@ -343,8 +348,8 @@ def test_losses_predict_what_a_little_of_every_component_costs(folders, name, pr
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     turn, k = 0.02, 1
     layers = calibrated_layers(checkpoint, after, before.batches(text))
-    whole = layers[k].products([len(curve.costs) - 1 for curve in layers[k].curves])
-    components = layers[k].components[projection]
+    whole = at_options(layers[k], [len(curve.costs) - 1 for curve in layers[k].curves])
+    components = layers[k].weights[projection].components
     (weight,) = whole.factors[projection]
     measured = 0.0
     for signs in np.random.default_rng(0).choice([-1.0, 1.0], (4, len(components.losses))):

@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.methods.calibrated import ComponentOptions
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation
-from tnlib_adapters.compression.methods.other_matrices import Matrix
+from tnlib_adapters.compression.methods.factorise import ModuleWeights
 from tnlib_adapters.compression.methods.table import METHODS
 from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.options import STORES
@@ -209,7 +210,8 @@ def factorisation(seed: int) -> Factorisation:
         k = min(m, n)
         weight = rng.standard_normal((m, k)) * 0.7 ** np.arange(k) @ rng.standard_normal((k, n))
         is_table = name == "table"
-        parts[name] = Matrix(name, weight, 0, components(weight), gauged=not is_table, looked_up=is_table)
+        options = ComponentOptions(weight, components(weight), gauged=not is_table, looked_up=is_table)
+        parts[name] = ModuleWeights({"": options})
     return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()))
 
 

@@ -25,8 +25,9 @@ from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # no
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.methods.calibrated import ComponentOptions  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
-from tnlib_adapters.compression.methods.other_matrices import Matrix, names_of  # noqa: E402
+from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
@@ -59,29 +60,29 @@ def counted(folder: Path, names: list[str]) -> int:
 
 def test_a_matrix_without_a_text_is_truncated_as_it_is() -> None:
     w = np.random.default_rng(0).standard_normal((30, 20))
-    one = Matrix("m", w, 5, components(w))
+    one = ComponentOptions(w, components(w), gauged=False)
     s = np.linalg.svd(w, compute_uv=False)
     for rank in (0, 1, 7):
-        (piece,) = one.matrices([rank])
+        piece = one.at(rank)
         gone = np.linalg.norm(w - piece.arrays["left"] @ piece.arrays["right"]) ** 2 / np.linalg.norm(w) ** 2
         assert gone == pytest.approx(np.sum(s[rank:] ** 2) / np.sum(s**2), rel=1e-9)
-        assert gone == pytest.approx(one.curves[0].errors[rank], rel=1e-9)
-        assert one.curves[0].costs[rank] == piece.n_parameters
-    (whole,) = one.matrices([len(one.curves[0].costs) - 1])
+        assert gone == pytest.approx(one.curve.errors[rank], rel=1e-9)
+        assert one.curve.costs[rank] == piece.n_parameters
+    whole = one.at(len(one.curve.costs) - 1)
     assert whole.kind == "dense"
-    assert whole.arrays["whole"] is w
+    np.testing.assert_array_equal(whole.arrays["whole"], w)
 
 
 def test_what_the_gauge_frees_is_not_stored() -> None:
     w = np.random.default_rng(2).standard_normal((30, 20))
-    plain, gauged = Matrix("m", w, 5, components(w)), Matrix("m", w, 5, components(w), gauged=True)
+    plain, gauged = (ComponentOptions(w, components(w), gauged=gauged) for gauged in (False, True))
     for rank in (0, 1, 7):
-        (one,), (other,) = plain.matrices([rank]), gauged.matrices([rank])
-        assert other.n_parameters == gauged.curves[0].costs[rank] == one.n_parameters - rank**2 + rank
+        one, other = plain.at(rank), gauged.at(rank)
+        assert other.n_parameters == gauged.curve.costs[rank] == one.n_parameters - rank**2 + rank
         whole = expand([dataclasses.replace(other, module="m")], Sizes(1, 1, 1)).weights["m"]
         np.testing.assert_allclose(whole, one.arrays["left"] @ one.arrays["right"], atol=1e-12)
-    assert len(gauged.curves[0].costs) > len(plain.curves[0].costs)
-    assert (gauged.curves[0].costs[:-1] < w.size).all()
+    assert len(gauged.curve.costs) > len(plain.curve.costs)
+    assert (gauged.curve.costs[:-1] < w.size).all()
 
 
 def test_both_sides_weigh_the_error() -> None:
@@ -90,7 +91,7 @@ def test_both_sides_weigh_the_error() -> None:
     w, x, p = rng.standard_normal((12, 9)), rng.standard_normal((200, 12)), rng.standard_normal((300, 9))
     x *= 3.0 ** -np.arange(12)
     p *= 2.0 ** -np.arange(9)
-    one = Matrix("m", w, 0, components(w, x.T @ x, p.T @ p))
+    one = ComponentOptions(w, components(w, x.T @ x, p.T @ p))
     best = np.linalg.svd(x @ w @ p.T, compute_uv=False)[:9]
     for rank in (1, 3):
         left, right = one.components.left[:, :rank], one.components.right[:rank]
@@ -110,7 +111,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
     from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
 
     for chosen in (names[1], names[-1]):
-        one = parts[chosen].load()
+        one = parts[chosen].load().weights[""]
         left, right = one.components.left, one.components.right
         turn, module = 0.02, find_module(after.model, chosen)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], len(right))

@@ -66,7 +66,7 @@ def bring_code(folder: Path, mark: Path) -> None:
 
 
 def run_compress(folder: Path, text: Path, out: Path) -> None:
-    compress(folder, out, Budget(keep=0.9), calibration=text, method="matrix", what="attention")
+    compress(folder, out, Budget(keep=0.9), calibration=text, what="attention")
 
 
 def run_evaluate(folder: Path, text: Path, out: Path) -> None:

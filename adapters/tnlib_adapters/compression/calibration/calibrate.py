@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +13,11 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.methods.calibrated import CalibratedLayer, with_bias_row
+from tnlib_adapters.compression.methods.calibrated import ComponentOptions, projection_options, with_bias_row
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
@@ -25,7 +25,8 @@ from tnlib_adapters.compression.methods.components import (
     table_components,
 )
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.other_matrices import matrix_of, names_of
+from tnlib_adapters.compression.methods.factorise import ModuleWeights
+from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
@@ -48,15 +49,18 @@ def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) ->
     """Return the weights of a group by their components, large ones decomposed on a device of torch."""
     statistics, wiring, parts = group.statistics, checkpoint.wiring, dict[str, Factorised]()
     if group.projections is not None:
-        by_name = dict[str, Components]()
+        projections = dict[str, ComponentOptions]()
         for name in NAMES:
             weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
             reads = statistics.reads_of_projection(group.index, name, len(weight))
             own = components_on_device(weight, reads, statistics.slopes[key], device)
-            by_name[name] = own.scaled(*statistics.scales[key])
-        parts[group.module] = CalibratedLayer(group.projections, by_name)
+            projections[name] = projection_options(group.projections, name, own.scaled(*statistics.scales[key]))
+        parts[group.module] = ModuleWeights(projections)
     for name, (weight, n_bias) in group.weights.items():
-        parts[name] = matrix_of(wiring, name, weight, n_bias, _of_matrix(wiring, name, weight, statistics, device))
+        is_table, components = wiring.is_embedding(name), _of_matrix(wiring, name, weight, statistics, device)
+        looked_up = is_table and wiring.tied_key is None
+        options = ComponentOptions(weight, components, gauged=not is_table, looked_up=looked_up)
+        parts[name] = ModuleWeights({"": options}, n_bias)
     return parts
 
 
@@ -152,34 +156,22 @@ def fit_factors(
     """
     from tnlib_adapters.instrument.layer_fit import FitSteps, fit_layers
 
-    inside, outside = by_block(model.wiring, parts)
+    chosen = ChosenWeights(model.wiring, parts, options)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
 
-    def truncated(name: str) -> tuple[str, list[FactoredMatrix]]:
-        part = parts[name].load()
-        factors = part.factors(options[name])
+    def truncated(name: str, own: ComponentOptions, option: int) -> tuple[str, list[FactoredMatrix]]:
+        factors = own.factors(option)
         if factors and model.wiring.is_embedding(name):
             tables.add({name: np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)})
-        return name, part.packed(factors)
+        return name, [own.packed(factors)]
 
-    yield from map(truncated, outside)
-
-    def start(k: int) -> Products:
-        products, factors = Products({}), dict[str, tuple[Array, ...]]()
-        for name in inside[k]:
-            part = parts[name].load()
-            if isinstance(part, CalibratedLayer):
-                products = part.products(options[name])
-            elif own := part.factors(options[name]):
-                factors[name] = own
-        return products.beside(factors)
+    yield from starmap(truncated, chosen.outside())
 
     def packed(k: int, products: Products) -> Fitted:
-        loaded = ((name, parts[name].load()) for name in inside[k])
-        return [
-            (name, part.packed(products if isinstance(part, CalibratedLayer) else products.factors.get(name, ())))
-            for name, part in loaded
-        ]
+        return chosen.packed(k, lambda name, own: own.packed(products.factors.get(name, ()), products.output_bias))
+
+    def start(k: int) -> Products:
+        return products_of(chosen.of_block(k))
 
     def fitted(first: int) -> Iterator[Fitted]:
         steps = FitSteps(n_steps)
@@ -187,3 +179,13 @@ def fit_factors(
         return map(packed, count(first), fit)
 
     yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)
+
+
+def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:
+    """Return weights of a block at their options as matrices to be multiplied, by projection or module."""
+    factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
+    for name, own, option in weights:
+        factors |= {name: held} if (held := own.factors(option)) else {}
+        biased |= {name} if own.is_biased else set()
+        output_bias = own.output_bias if name == "o" else output_bias
+    return Products(factors, frozenset(biased), output_bias)

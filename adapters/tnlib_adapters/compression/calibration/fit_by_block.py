@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles
+from tnlib_adapters.compression.methods.out_of_core import LazyPart
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:
@@ -31,6 +33,51 @@ def steps_of_model(model: RunningModel, streams: Streams, effort: str, *, in_bit
     return fit_steps(len(streams.batches), effort, in_bits=in_bits, fit_in_memory=model.fits_in_memory)
 
 
+@dataclass(frozen=True)
+class ChosenWeights:
+    """The weights of a model at their chosen options, by block.
+
+    Parameters
+    ----------
+    wiring
+        Of the model.
+    parts
+        Weights by module.
+    options
+        Their chosen options.
+    """
+
+    wiring: Wiring
+    parts: Mapping[str, LazyPart]
+    options: Mapping[str, Sequence[int]]
+
+    def of_block(self, k: int) -> Iterator[tuple[str, Any, int]]:
+        """Yield projection or module, weight and option of every weight of a block, the attention first."""
+        yield from chain.from_iterable(map(self._of_module, self._modules[k]))
+
+    def outside(self) -> Iterator[tuple[str, Any, int]]:
+        """Yield module, weight and option of every weight outside the blocks."""
+        known = [name for modules in self._modules for name in modules]
+        yield from chain.from_iterable(self._of_module(name) for name in self.parts if name not in known)
+
+    def packed(self, k: int, pack: Callable[[str, Any], FactoredMatrix]) -> Fitted:
+        """Return the weights of a block by module; `pack` returns the matrix of a projection or module."""
+        return [(name, [pack(key, own) for key, own, _ in self._of_module(name)]) for name in self._modules[k]]
+
+    def _of_module(self, name: str) -> Iterator[tuple[str, Any, int]]:
+        weights = self.parts[name].load().weights
+        for (of, own), option in zip(weights.items(), self.options[name], strict=True):
+            yield of or name, own, option
+
+    @property
+    def _modules(self) -> list[list[str]]:
+        """Modules of every block."""
+        blocks = zip(self.wiring.attention_modules, self.wiring.layers, strict=True)
+        matrices = [(module, (*layer.latent_matrices, *layer.feed_forward_matrices)) for module, layer in blocks]
+        names = [[module, *(linear.name for linear in linears)] for module, linears in matrices]
+        return [[name for name in own if name in self.parts] for own in names]
+
+
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the fitted weights of all blocks: those that are saved, then those of `fit` from the next block on."""
     n_done = files.resume()
@@ -43,14 +90,3 @@ def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterato
 
     # a name for the weights of a block would keep them in memory while the next one is fitted
     yield from chain.from_iterable(map(save, count(n_done), fit(n_done)))
-
-
-def by_block(wiring: Wiring, parts: Iterable[str]) -> tuple[list[list[str]], list[str]]:
-    """Return the parts in every block, its attention first, and those outside the blocks."""
-    known = list(parts)
-    of_blocks = [
-        [module, *(matrix.name for matrix in (*layer.latent_matrices, *layer.feed_forward_matrices))]
-        for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
-    ]
-    inside = [[name for name in own if name in known] for own in of_blocks]
-    return inside, [name for name in known if not any(name in own for own in inside)]

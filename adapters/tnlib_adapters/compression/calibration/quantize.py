@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -12,21 +12,16 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import PASSES, by_block, saved, steps_of_model
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
-from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
+from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
+from tnlib_adapters.compression.methods.factorise import ModuleWeights
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
-from tnlib_adapters.compression.methods.quantized import (
-    Forms,
-    QuantizedLayer,
-    QuantizedMatrix,
-    QuantizedWeight,
-    RoundedProduct,
-)
+from tnlib_adapters.compression.methods.quantized import Forms, QuantizedWeight, RoundedProduct
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
@@ -86,7 +81,7 @@ def forms_of(request: Request) -> Forms:
     return Forms(factors, budget.keep is not None)
 
 
-def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
+def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, ModuleWeights]:
     """Return the options of all weights of a group."""
     layer = {} if group.projections is None else {group.module: _layer(checkpoint, group, forms)}
     return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
@@ -107,67 +102,65 @@ def fit_rounded(
     """
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
 
-    inside, outside = by_block(model.wiring, parts)
+    chosen = ChosenWeights(model.wiring, parts, options)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
-    for name in outside:
-        product = parts[name].load().weight.rounded(options[name][0])
+    for name, own, option in chosen.outside():
+        product = own.rounded(option)
         if model.wiring.is_embedding(name):
             tables.add({name: product.values().astype(np.float32)})
-        yield name, parts[name].load().packed(product.integers)
+        yield name, [own.packed(product.integers)]
 
     def start(k: int) -> RoundedBlock:
-        own, biases = dict[str, RoundedProduct](), dict[str, Array]()
-        for name in inside[k]:
-            part = parts[name].load()
-            if isinstance(part, QuantizedLayer):
-                projections = part.rounded(options[name])
-                own, biases = {**projections, **own}, part.biases(projections)
-            else:
-                own[name] = part.weight.rounded(options[name][0])
-        integers = {name: product.integers for name, product in own.items()}
-        return RoundedBlock(integers, {name: product.originals for name, product in own.items()}, biases)
+        products, biases = dict[str, RoundedProduct](), dict[str, Array]()
+        for name, own, option in chosen.of_block(k):
+            products[name] = own.rounded(option)
+            bias = own.bias_beside(products[name])
+            biases |= {} if bias is None else {name: bias}
+        integers = {name: product.integers for name, product in products.items()}
+        return RoundedBlock(integers, {name: product.originals for name, product in products.items()}, biases)
 
     def fitted(first: int) -> Iterator[Fitted]:
         fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         for k, block in enumerate(fit, first):
-            yield [(name, _packed(parts[name].load(), name, block)) for name in inside[k]]
+            yield chosen.packed(k, partial(_packed, block))
 
     files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, n_steps)
     yield from saved(files, fitted)
 
 
-def _packed(part: Any, name: str, block: RoundedBlock) -> list[FactoredMatrix]:
-    if isinstance(part, QuantizedLayer):
-        return part.packed({own: block.rounded[own] for own in NAMES}, block.biases)
-    matrices: list[FactoredMatrix] = part.packed(block.rounded[name])
-    return matrices
+def _packed(block: RoundedBlock, name: str, own: QuantizedWeight) -> FactoredMatrix:
+    return own.packed(block.rounded[name], block.biases.get(name))
 
 
-def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> QuantizedLayer:
+def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> ModuleWeights:
     """Return the options of the attention of one layer."""
     k, folded = group.index, cast(Projections, group.projections)
-    statistics, weights, means = group.statistics, dict[str, QuantizedWeight](), dict[str, Array]()
+    statistics, weights = group.statistics, dict[str, QuantizedWeight]()
+    float_bits = float_width(attention_tensors(checkpoint, k))
     for name in NAMES:
-        weight = folded.weights[name]
+        weight, bias, mean = folded.weights[name], folded.biases.get(name), None
         reads = statistics.reads_of_projection(k, name, len(weight))
-        if name != "o" and name in folded.biases:
+        if name != "o" and bias is not None:
             # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
             of_inputs = statistics.reads[f"{k}.x"]
             count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
-            means[name] = sums / count
-            reads = reads - np.outer(sums, sums) / count
+            mean, reads = sums / count, reads - np.outer(sums, sums) / count
         (scale,) = statistics.scales[f"{k}.{name}"]
-        weights[name] = QuantizedWeight(weight, reads, statistics.slopes[f"{k}.{name}"], float(scale), forms=forms)
-    return QuantizedLayer(weights, folded.biases, means, float_width(attention_tensors(checkpoint, k)))
+        metric, stored = (reads, statistics.slopes[f"{k}.{name}"]), 0 if bias is None else float_bits * bias.size
+        weights[name] = QuantizedWeight(
+            weight, *metric, float(scale), of=name, bias=bias, mean=mean, bias_bits=stored, forms=forms
+        )
+    return ModuleWeights(weights)
 
 
-def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Forms) -> QuantizedMatrix:
-    """Return the options of a matrix outside the attention."""
+def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Forms) -> ModuleWeights:
+    """Return the options of a matrix outside the attention; its bias stays as it is."""
     wiring, (weight, n_bias) = checkpoint.wiring, group.weights[name]
     metric, scale = _metric(wiring, name, weight, group.statistics)
-    quantized = QuantizedWeight(weight, *metric, scale, by_row=wiring.is_embedding(name), forms=forms)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
-    return QuantizedMatrix(name, quantized, n_bias, 0 if bias is None else 8 * (bias.end - bias.begin))
+    stored, is_table = 0 if bias is None else 8 * (bias.end - bias.begin), wiring.is_embedding(name)
+    quantized = QuantizedWeight(weight, *metric, scale, bias_bits=stored, by_row=is_table, forms=forms)
+    return ModuleWeights({"": quantized}, n_bias)
 
 
 def _metric(

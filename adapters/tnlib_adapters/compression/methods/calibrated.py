@@ -1,4 +1,4 @@
-"""Attention of a layer by components of its weights, ordered by calibration data."""
+"""Weights by components that calibration data order, stored without gauge freedom, and biases of an attention layer."""
 
 from __future__ import annotations
 
@@ -10,79 +10,96 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import Components
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
-from tnlib_adapters.factors.projections import NAMES, Products, Projections, Sizes
+from tnlib_adapters.factors.projections import Projections, Sizes
 
 
-class CalibratedLayer:
-    """W_Q, W_K, W_V and W_O, each as a chosen number of its components, stored without gauge freedom.
+class ComponentOptions:
+    """A weight by a number of its components while their factors are smaller than the weight, then the dense weight.
 
-    All heads of a weight share its components, so rotary embeddings and norms may act between queries and keys.
-    Biases are rows of their weights, except those that `fold_biases` has set to 0.
+    All heads of a projection share its components, so rotary embeddings and norms may act between queries and keys.
 
     Parameters
     ----------
-    folded
-        Projections with folded biases.
+    weight
+        (in, out); of a projection with its bias as the last row, see `with_bias_row`.
     components
-        Of `with_bias_row` of every projection.
+        Of `weight`.
+    of
+        The projection; "" for the weight of a module.
+    n_in
+        Inputs, without a bias row.
+    is_biased
+        True for a projection with a bias, which is 0 where no row holds it.
+    output_bias
+        Of projection "o".
+    gauged
+        True if factors are stored without gauge freedom: not for a table, where a look-up needs all rows of a factor.
+    looked_up
+        True for a table without predictions.
     """
 
-    fixed = 0
-
-    def __init__(self, folded: Projections, components: Mapping[str, Components]) -> None:
-        self._weights = {name: with_bias_row(folded, name) for name in NAMES}
-        self._biased, self._output_bias = frozenset(folded.biases), folded.biases.get("o")
-        self._dtype = folded.weights["q"].dtype
-        self.components = components
+    def __init__(
+        self,
+        weight: Array,
+        components: Components,
+        of: str = "",
+        *,
+        n_in: int | None = None,
+        is_biased: bool = False,
+        output_bias: Array | None = None,
+        gauged: bool = True,
+        looked_up: bool = False,
+    ) -> None:
+        self.weight, self.components, self.is_biased, self.output_bias = weight, components, is_biased, output_bias
+        self._of, self._n_in, self._gauged, self._looked_up = of, n_in or len(weight), gauged, looked_up
 
     @property
-    def curves(self) -> list[Curve]:
-        """Curve of every weight: its components, then the dense weight."""
-        return [self._curve(name) for name in NAMES]
+    def curve(self) -> Curve:
+        """Numbers and losses of 0, 1, ... components, then of the dense weight."""
+        n_dense = (self._n_in + (self.is_biased and self._of != "o")) * self.weight.shape[1]
+        curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
+        return curve if self.output_bias is None else replace(curve, costs=curve.costs + self.output_bias.size)
 
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors with choice[k] components of projection k; the last option is the dense weight."""
-        return self.packed(self.products(choice))
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the factors of an option."""
+        return self.packed(self.factors(option), self.output_bias)
 
-    def products(self, choice: Sequence[int]) -> Products:
-        """Return the factors as matrices to be multiplied."""
-        factors = {}
-        for name, rank, curve in zip(NAMES, choice, self.curves, strict=True):
-            dense = rank == len(curve.costs) - 1
-            factors[name] = (self._weights[name],) if dense else self.components[name].first(rank)
-        return Products(factors, self._biased, self._output_bias)
+    def factors(self, option: int) -> tuple[Array, ...]:
+        """Return the matrices that are multiplied and fitted; () for a dense weight that is no projection."""
+        if option < len(self.curve.costs) - 1:
+            return self.components.first(option)
+        return (self.weight,) if self._of else ()
 
-    def packed(self, products: Products) -> list[FactoredMatrix]:
-        """Return the factored matrices with these factors."""
-        return [self._factored(name, products.factors[name], products.output_bias) for name in NAMES]
-
-    def _factored(self, name: str, factors: Sequence[Array], output_bias: Array | None) -> FactoredMatrix:
-        bias = {"bias": output_bias} if name == "o" and output_bias is not None else {}
-        if len(factors) == 2:
+    def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
+        """Return the factored matrix with these factors."""
+        bias = {"bias": output_bias} if self._of == "o" and output_bias is not None else {}
+        if len(factors) == 2 and self._gauged:
             left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
-            arrays = {"left": left, "right": right} | bias
-            held = name if name in self._biased else ""
-            return FactoredMatrix("interpolative", name, self._cast(arrays), rows=rows, biases=held)
-        (weight,) = factors
-        if name in self._biased and name != "o":
-            n_in = self._n_in(name)
-            bias = {"bias": weight[n_in] if len(weight) > n_in else np.zeros(weight.shape[1])}
-            weight = weight[:n_in]
-        return FactoredMatrix("dense", name, self._cast({"weight": weight} | bias))
+            arrays = self._cast({"left": left, "right": right} | bias)
+            return FactoredMatrix("interpolative", self._of, arrays, rows=rows, biases=self._of * self.is_biased)
+        if len(factors) == 2:
+            return FactoredMatrix("low_rank", self._of, self._cast({"left": factors[0], "right": factors[1]}))
+        (weight,) = factors or (self.weight,)
+        if self.is_biased and self._of != "o":
+            bias = {"bias": weight[self._n_in] if len(weight) > self._n_in else np.zeros(weight.shape[1])}
+        return FactoredMatrix("dense", self._of, self._cast({whole_part(self._of): weight[: self._n_in]} | bias))
 
     def _cast(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return {part: a.astype(self._dtype) for part, a in arrays.items()}
+        return {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
 
-    def _curve(self, name: str) -> Curve:
-        m, n = self._n_in(name), self._weights[name].shape[1]
-        n_dense = m * n + (n if name in self._biased and name != "o" else 0)
-        curve = self.components[name].curve(n_dense, gauged=True)
-        return curve if name != "o" or self._output_bias is None else replace(curve, costs=curve.costs + n)
 
-    def _n_in(self, name: str) -> int:
-        return len(self._weights["o"]) if name == "o" else self._weights["o"].shape[1]
+def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:
+    """Return a projection with folded biases by the components of `with_bias_row`."""
+    return ComponentOptions(
+        with_bias_row(folded, name),
+        components,
+        name,
+        n_in=len(folded.weights[name]),
+        is_biased=name in folded.biases,
+        output_bias=folded.biases.get("o") if name == "o" else None,
+    )
 
 
 def with_bias_row(folded: Projections, name: str) -> Array:

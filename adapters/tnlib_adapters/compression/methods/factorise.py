@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
@@ -27,60 +28,69 @@ class FactorisedMatrix(Protocol):
         """Return the factors of one option, with `of` and `module` left empty."""
 
 
-class WeightOptions:
+class WeightOptions(Protocol):
+    """A weight with several stored forms."""
+
+    @property
+    def curve(self) -> Curve:
+        """Stored numbers or bits, and error, of every option."""
+
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the weight in the form of an option."""
+
+
+class ModuleWeights:
+    """The weights of a module, each with options of its own: projections of an attention, or the only one, ""."""
+
+    def __init__(self, weights: Mapping[str, WeightOptions], fixed: int = 0) -> None:
+        self.weights, self.fixed = weights, fixed
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Curve of every weight."""
+        return [own.curve for own in self.weights.values()]
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the weights at one option each."""
+        return [own.at(option) for own, option in zip(self.weights.values(), choice, strict=True)]
+
+
+class FactorisedWeight:
     """Options of a factorised weight: its factors while smaller than the weight, then the dense weight."""
 
-    def __init__(self, weight: Array, factorised: FactorisedMatrix, bias: Array | None = None) -> None:
-        self._weight, self._factorised, self._bias = weight, factorised, bias
+    def __init__(self, weight: Array, factorised: FactorisedMatrix, of: str = "", bias: Array | None = None) -> None:
+        self._weight, self._factorised, self._of, self._bias = weight, factorised, of, bias
         curve = factorised.curve
         self._smaller = np.flatnonzero(curve.costs < weight.size)
         costs = np.append(curve.costs[self._smaller], weight.size) + (0 if bias is None else bias.size)
         self.curve = Curve(costs, np.append(curve.errors[self._smaller], 0.0))
 
-    def at(self, option: int, of: str = "") -> FactoredMatrix:
-        """Return the factors of one option as those of projection `of`, or of a module's weight."""
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the factors of one option."""
         if option == len(self._smaller):
-            factorised = FactoredMatrix("dense", of, {whole_part(of): self._weight})
+            factorised = FactoredMatrix("dense", self._of, {whole_part(self._of): self._weight})
         else:
-            factorised = replace(self._factorised.at(int(self._smaller[option])), of=of)
+            factorised = replace(self._factorised.at(int(self._smaller[option])), of=self._of)
         bias = {} if self._bias is None else {"bias": self._bias}
         return replace(factorised, arrays={**factorised.arrays, **bias})
 
 
-class PerWeight:
-    """Projections of an attention layer, each factorised by a method of single weights; biases unchanged.
+def factorise_projections(
+    projections: Projections, factorise: Callable[[Array], FactorisedMatrix], of: Sequence[str] = NAMES
+) -> ModuleWeights:
+    """Factorise projections of an attention layer one by one; biases unchanged.
 
-    `of` names the factorised projections. If they are not all four, their biases are stored among the factors,
-    because one tensor may hold biases of several projections.
+    If they are not all four, their biases are stored among the factors, because one tensor may hold biases of several
+    projections.
     """
-
-    def __init__(
-        self, projections: Projections, factorise: Callable[[str, Array], FactorisedMatrix], of: Sequence[str] = NAMES
-    ) -> None:
-        biases = {name: bias for name, bias in projections.biases.items() if name in of}
-        stored = biases if set(of) != set(NAMES) else {}
-        self._options = {
-            name: WeightOptions(projections.weights[name], factorise(name, projections.weights[name]), stored.get(name))
-            for name in of
-        }
-        self.curves = [options.curve for options in self._options.values()]
-        self.fixed = 0 if stored else sum(bias.size for bias in biases.values())
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors at option choice[k] of weight k."""
-        return [options.at(option, name) for (name, options), option in zip(self._options.items(), choice, strict=True)]
-
-
-class ModuleWeight:
-    """Weight of a module outside the attention, factorised by a method of single weights; bias unchanged."""
-
-    def __init__(self, weight: Array, factorised: FactorisedMatrix, n_bias: int) -> None:
-        self._options, self.fixed = WeightOptions(weight, factorised), n_bias
-        self.curves = [self._options.curve]
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors at one option."""
-        return [self._options.at(choice[0])]
+    biases = {name: bias for name, bias in projections.biases.items() if name in of}
+    stored = biases if set(of) != set(NAMES) else {}
+    weights = {
+        name: FactorisedWeight(weight, factorise(weight), name, stored.get(name))
+        for name, weight in projections.weights.items()
+        if name in of
+    }
+    return ModuleWeights(weights, 0 if stored else sum(bias.size for bias in biases.values()))
 
 
 def factorise_layer(method: Method, projections: Projections, sizes: Sizes, *, rotary: bool = False) -> Factorised:
@@ -96,7 +106,7 @@ def factorise_layer(method: Method, projections: Projections, sizes: Sizes, *, r
         True if rotary embeddings or norms act between queries and keys.
     """
     if method.unit == "matrix":
-        return PerWeight(projections, lambda _, weight: factorise_weight(method, weight))
+        return factorise_projections(projections, partial(factorise_weight, method))
     return cast(Factorised, resolve((method.rotary if rotary else None) or method.factorise)(projections, sizes))
 
 

@@ -13,7 +13,7 @@ from tnlib.linalg.threads import run_parallel, single_threaded_blas, split_range
 from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.factorise import PerWeight
+from tnlib_adapters.compression.methods.factorise import factorise_projections
 from tnlib_adapters.compression.methods.matrices import TruncatedSVD
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes
@@ -72,7 +72,7 @@ class ValueHeads:
     """
 
     def __init__(self, projections: Projections, sizes: Sizes) -> None:
-        self._matrices = PerWeight(projections, lambda _, weight: TruncatedSVD(weight), "qk")
+        self._matrices = factorise_projections(projections, TruncatedSVD, "qk")
         self._heads = Heads(projections, sizes, PAIRS[1:])
         self.curves = [*self._matrices.curves, *self._heads.curves]
         self.fixed = self._matrices.fixed + self._heads.fixed

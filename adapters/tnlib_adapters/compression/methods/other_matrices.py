@@ -1,23 +1,11 @@
-r"""Matrices of attention on latent vectors, of feed-forward layers, embedding and unembedding, under one budget.
-
-Components are ordered by calibration data, or by singular values without a text. Fitted factors are stored without
-gauge freedom, those of the plain methods as published.
-"""
+"""Matrices that are compressed besides projections of the attention: their names, roles and weights."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
-from tnlib_adapters.factors.interpolative import pack
 
 
 def names_of(checkpoint: Checkpoint, what: str, *, with_text: bool = False) -> list[str]:
@@ -91,52 +79,6 @@ def widest_component(checkpoint: Checkpoint, what: str) -> int:
     return max(sides)
 
 
-class Matrix:
-    """A matrix by its components: its factors while smaller than the matrix, then the dense matrix."""
-
-    def __init__(
-        self,
-        name: str,
-        weight: Array,
-        n_bias: int,
-        weight_components: Components,
-        *,
-        gauged: bool = False,
-        looked_up: bool = False,
-    ) -> None:
-        self.name, self.fixed, self.components = name, n_bias, weight_components
-        self.weight, self._gauged, self._looked_up = weight, gauged, looked_up
-
-    @property
-    def curves(self) -> list[Curve]:
-        """Curve of all ranks, then of the dense matrix."""
-        return [self.components.curve(self.weight.size, gauged=self._gauged, looked_up=self._looked_up)]
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors of rank choice[0]; the last option is the dense matrix."""
-        return self.packed(self.factors(choice))
-
-    def factors(self, choice: Sequence[int]) -> tuple[Array, ...]:
-        """Return the factors as matrices to be multiplied; () for the dense matrix."""
-        rank = choice[0]
-        if rank == len(self.curves[0].costs) - 1:
-            return ()
-        return self.components.first(rank)
-
-    def packed(self, factors: Sequence[Array]) -> list[FactoredMatrix]:
-        """Return the factored matrix with these factors."""
-        if not factors:
-            return [FactoredMatrix("dense", "", {whole_part(""): self.weight})]
-        if not self._gauged:
-            return [FactoredMatrix("low_rank", "", self._cast(*factors))]
-        left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
-        return [FactoredMatrix("interpolative", "", self._cast(left, right), rows=rows)]
-
-    def _cast(self, left: Array, right: Array) -> dict[str, Array]:
-        dtype = self.weight.dtype
-        return {"left": left.astype(dtype), "right": right.astype(dtype)}
-
-
 def role_of(wiring: Wiring, name: str) -> str:
     """Return `ATTENTION`, `FEED_FORWARD`, `EMBEDDING` or `UNEMBEDDING`, the role of a module of `names_of`.
 
@@ -154,11 +96,3 @@ def read_weight(checkpoint: Checkpoint, name: str) -> tuple[Array, int]:
     bias = checkpoint.locate(f"{name}.bias")
     weight: Array = checkpoint.wiring.matrices[name].on_rows(checkpoint.read(f"{name}.weight"))
     return weight, 0 if bias is None else bias.size
-
-
-def matrix_of(wiring: Wiring, name: str, weight: Array, n_bias: int, weight_components: Components) -> Matrix:
-    """Return a module's weight by its components."""
-    # an embedding is not gauged: a look-up needs all rows of the left factor
-    is_table = wiring.is_embedding(name)
-    looked_up = is_table and wiring.tied_key is None
-    return Matrix(name, weight, n_bias, weight_components, gauged=not is_table, looked_up=looked_up)

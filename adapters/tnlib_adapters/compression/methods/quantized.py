@@ -16,7 +16,6 @@ in the metric of L^T A L and P. Below two bits per parameter, factors of 2 or 3 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -125,6 +124,14 @@ class QuantizedWeight:
         Second moments of the inputs and of the gradients at the output, see `round_compensated`.
     loss_scale
         Loss of the output per unit of `rounding_loss`.
+    of
+        The projection; "" for the weight of a module.
+    bias
+        Of a projection that has one, stored as floats.
+    mean
+        Mean input: the mean of what rounding changes at the output is subtracted from the bias. None to leave it.
+    bias_bits
+        Bits of the stored bias.
     by_row
         True for a table, whose rows have scales of their own, so that one is looked up without the others; it stays
         whole.
@@ -139,11 +146,16 @@ class QuantizedWeight:
         slopes: Array | None,
         loss_scale: float,
         *,
+        of: str = "",
+        bias: Array | None = None,
+        mean: Array | None = None,
+        bias_bits: int = 0,
         by_row: bool = False,
         forms: Forms = Forms(),
     ) -> None:
         self.weight, self._reads, self._slopes = weight, reads, slopes
         self._loss_scale, self._by_row, self._forms = loss_scale, by_row, forms
+        self._of, self._bias, self._mean, self._bias_bits = of, bias, mean, bias_bits
 
     @cached_property
     def options(self) -> list[Option]:
@@ -158,12 +170,33 @@ class QuantizedWeight:
                 options.append(option)
         return options
 
-    def curve(self, n_bits: int = 0, n_numbers: int = 0) -> Curve:
-        """Return stored bits, losses and numbers of the options; so many bits and numbers are stored with each."""
+    @property
+    def curve(self) -> Curve:
+        """Stored bits, losses and numbers of the options, with those of the bias."""
         costs, losses, numbers = (
             np.array([getattr(o, of) for o in self.options]) for of in ("cost", "loss", "numbers")
         )
-        return Curve(costs + n_bits, losses, numbers + n_numbers)
+        return Curve(costs + self._bias_bits, losses, numbers + (0 if self._bias is None else self._bias.size))
+
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the rounded weight in the form of an option."""
+        product = self.rounded(option)
+        return self.packed(product.integers, self.bias_beside(product))
+
+    def bias_beside(self, product: RoundedProduct) -> Array | None:
+        """Return the bias for a rounded weight."""
+        if self._bias is None or self._mean is None:
+            return self._bias
+        shifted: Array = self._bias + self._mean @ (self.weight - product.values())
+        return shifted.astype(self._bias.dtype)
+
+    def packed(self, integers: tuple[Integers, ...], bias: Array | None = None) -> FactoredMatrix:
+        """Return the factored matrix of the rounded parts of the weight, see `weight_of_parts`."""
+        whole = len(integers) == 1
+        kind, names = ("dense", (whole_part(self._of),)) if whole else ("low_rank", ("left", "right"))
+        parts = dict(zip(names, integers, strict=True))
+        arrays = {part: held.values() for part, held in parts.items()} | ({} if bias is None else {"bias": bias})
+        return FactoredMatrix(kind, self._of, arrays).with_integers(parts)
 
     def rounded(self, option: int) -> RoundedProduct:
         """Return the weight in the form of an option."""
@@ -255,89 +288,3 @@ def _cosine_transform(n: int) -> Array:
     matrix: Array = np.sqrt(2 / n) * np.cos(np.pi * (k[:, None] + 0.5) * k / n)
     matrix[:, 0] = 1 / np.sqrt(n)
     return matrix
-
-
-class QuantizedLayer:
-    """The projections of an attention layer, rounded one by one; biases are stored as floats.
-
-    Parameters
-    ----------
-    weights
-        "q", "k", "v" and "o".
-    biases
-        Biases of the projections that have one.
-    means
-        Mean input by projection: the mean of what rounding changes at the output is subtracted from its bias.
-    float_bits
-        Bits of a stored float.
-    """
-
-    fixed = 0
-
-    def __init__(
-        self,
-        weights: Mapping[str, QuantizedWeight],
-        biases: Mapping[str, Array],
-        means: Mapping[str, Array],
-        float_bits: int,
-    ) -> None:
-        self.weights, self._biases, self._means, self._float_bits = weights, biases, means, float_bits
-
-    @property
-    def curves(self) -> list[Curve]:
-        """Stored bits, loss and numbers of every projection at its options."""
-        added = {name: bias.size for name, bias in self._biases.items()}
-        return [
-            weight.curve(self._float_bits * added.get(name, 0), added.get(name, 0))
-            for name, weight in self.weights.items()
-        ]
-
-    def rounded(self, choice: Sequence[int]) -> dict[str, RoundedProduct]:
-        """Return the weights at one option each."""
-        return {name: w.rounded(option) for (name, w), option in zip(self.weights.items(), choice, strict=True)}
-
-    def biases(self, rounded: Mapping[str, RoundedProduct]) -> dict[str, Array]:
-        """Return the biases for rounded weights."""
-        biases = dict(self._biases)
-        for name, mean in self._means.items():
-            shift = mean @ (self.weights[name].weight - rounded[name].values())
-            biases[name] = (biases[name] + shift).astype(biases[name].dtype)
-        return biases
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the rounded weights at one option each."""
-        rounded = self.rounded(choice)
-        integers = {name: product.integers for name, product in rounded.items()}
-        return self.packed(integers, self.biases(rounded))
-
-    def packed(self, integers: Mapping[str, tuple[Integers, ...]], biases: Mapping[str, Array]) -> list[FactoredMatrix]:
-        """Return the factored matrices of rounded weights or factors by projection, with these biases."""
-        return [_packed(held, name, biases.get(name)) for name, held in integers.items()]
-
-
-class QuantizedMatrix:
-    """A weight outside the attention; its bias of `n_bias` numbers stays as it is, in `bias_bits` bits."""
-
-    def __init__(self, name: str, weight: QuantizedWeight, n_bias: int, bias_bits: int) -> None:
-        self.name, self.weight, self.fixed, self._bias_bits = name, weight, n_bias, bias_bits
-
-    @property
-    def curves(self) -> list[Curve]:
-        """Stored bits and loss at the options."""
-        return [self.weight.curve(self._bias_bits)]
-
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the rounded weight at one option."""
-        return self.packed(self.weight.rounded(choice[0]).integers)
-
-    def packed(self, integers: tuple[Integers, ...]) -> list[FactoredMatrix]:
-        """Return the factored matrix of the rounded weight, or of its two rounded factors."""
-        return [_packed(integers)]
-
-
-def _packed(integers: tuple[Integers, ...], of: str = "", bias: Array | None = None) -> FactoredMatrix:
-    """Return the factored matrix of the rounded parts of a weight, see `weight_of_parts`."""
-    kind, names = ("dense", (whole_part(of),)) if len(integers) == 1 else ("low_rank", ("left", "right"))
-    parts = dict(zip(names, integers, strict=True))
-    arrays = {part: held.values() for part, held in parts.items()} | ({} if bias is None else {"bias": bias})
-    return FactoredMatrix(kind, of, arrays).with_integers(parts)
