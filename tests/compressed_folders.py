@@ -158,7 +158,7 @@ def tail(s: np.ndarray, rank: int) -> float:
     return math.sqrt(float(np.sum(s[rank:] ** 2)) / float(np.sum(s**2)))
 
 
-PAGE = "tnlib_adapters.compression.report.report_files.write_page"
+PAGE = "tnlib_adapters.compression.report.html.write_page"
 _STAND_INS: dict[str, Callable[..., Any]] = {
     PAGE: lambda report, file: file.write_text("page", encoding="utf-8"),
     "tnlib_adapters.compression.compress.measure_quality": lambda before, after: {},

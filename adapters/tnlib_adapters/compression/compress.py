@@ -25,8 +25,8 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.report.html import write_report
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
-from tnlib_adapters.compression.report.report_files import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
 from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
 from tnlib_adapters.compression.source_model import SourceModel, check_finite, open_source, request_placement

@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.transformers_plugin.dequantize import unpacked
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, unpacked
 
 _MOST_ROWS = 16
 _GROUP, _OUT = 64, 16  # multiples of the sizes that the kernels take

@@ -24,7 +24,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
-from tnlib_adapters.transformers_plugin.dequantize import dequantized  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_linear import dequantized  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import inputs, loaded_like, outputs  # noqa: E402
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.evaluation.forward_speed import tokens_per_second
 from tnlib_adapters.compression.evaluation.plain_int8 import round_weights
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.methods.other_matrices import names_of
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tnlib_adapters.instrument.block_passes import Outputs
-    from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
 SEQUENCES = 200  # on which the built-in model is measured
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
+_RUNS = 3  # that are timed
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,27 @@ def evaluate(
         cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
         tokens_per_second=None if speeds is None else (speeds[0], speeds[1]),
     )
+
+
+def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) -> list[float] | None:
+    """Return the tokens per second of every model on the longest batch, the best of a few runs, models in turn.
+
+    Without a cache; None for models that do not fit in memory, whose time is that of reading them.
+    """
+    import torch
+
+    if not all(model.fits_in_memory for model in models):
+        return None
+    batch = max(batches, key=lambda own: own.n_tokens)
+    seconds = [float("inf")] * len(models)
+    with torch.no_grad():
+        for run in range(_RUNS + 1):
+            for k, model in enumerate(models):
+                started = time.perf_counter()
+                model(batch).flatten()[:1].cpu()  # a device computes on after the call has returned
+                if run > 0:  # the first one allocates memory
+                    seconds[k] = min(seconds[k], time.perf_counter() - started)
+    return [batch.n_tokens / own for own in seconds]
 
 
 def evaluate_running(
