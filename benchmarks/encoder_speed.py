@@ -35,7 +35,6 @@ CASES: dict[str, dict[str, Any]] = {
     "--keep 0.5": {"what": "all", "keep": 0.5},
     "--keep 0.5 --flops 0.65": {"what": "all", "keep": 0.5, "flops": 0.65},
     "--keep 0.5 --flops 0.5": {"what": "all", "keep": 0.5, "flops": 0.5},
-    "--layout narrow --size intermediate_size=768": {"layout": "narrow", "sizes": {"intermediate_size": 768}},
 }
 ENGINES = ("onnxruntime", "torch, `use_linear_layers`", "torch, as loaded", "torch, `use_linear_layers`, dynamic int8")
 BATCHES = ((1, 32), (32, 32))  # texts, tokens
@@ -155,9 +154,10 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
     folders = {}
     for case, options in CASES.items():
         folder = kept / re.sub(r"[^\w.]+", "-", case).strip("-")
-        run = {} if "layout" in options else {"folder": kept / "statistics"}
         if not folder.exists():
-            tnlib_adapters.compress(source, folder, **arguments_of(calibrate=text, **run, **options))
+            tnlib_adapters.compress(
+                source, folder, **arguments_of(calibrate=text, folder=kept / "statistics", **options)
+            )
         folders[case] = folder
     return folders
 

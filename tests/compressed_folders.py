@@ -185,8 +185,7 @@ def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
 
 def by_options(**options: Any) -> dict[str, Any]:
     """Arguments of `compress` for options by their names on the command line, and for attention alone by default."""
-    default = {} if options.get("layout") == "narrow" else {"what": "attention"}
-    return arguments_of(**default | options)
+    return arguments_of(**{"what": "attention"} | options)
 
 
 def limit_cache(patch: pytest.MonkeyPatch, n_bytes: int) -> None:

@@ -17,7 +17,6 @@ import click
 from tnlib_adapters.cli_options import (
     METHODS_HELP,
     Bytes,
-    Size,
     arguments_of,
     options_of_compression,
     options_of_placement,
@@ -106,9 +105,6 @@ def demo(out: Path, force: bool) -> None:
 @click.argument("source", metavar="IN")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @options_of_compression
-@click.option("--size", "sizes", type=Size(), multiple=True, metavar="NAME=N",
-              help="Instead of --keep, for the layout narrow: a size in config.json, see Layouts below; "
-              "may be given several times.")  # fmt: skip
 @click.option("--workers", type=int, metavar="N",
               help="Decompose and round the weights in N processes of this machine, of one thread each.")  # fmt: skip
 @click.option("--cluster", metavar="ADDRESS",
@@ -120,8 +116,7 @@ def compress(source: str, out: Path, **options: Any) -> None:
 
     With --calibrate alone, weights are rounded to 4 bits on average; --bits sets another average. --keep stores fewer
     parameters instead, as low-rank factors; --bits with --keep bounds both. --max-error selects the smallest size
-    within an error, and can be combined with --keep or --bits. With --calibrate, all methods but cp weight their
-    errors by the inputs of the weights.
+    within an error, and can be combined with --keep or --bits.
     """
     with command() as progress:
         from tnlib_adapters.compression.compress import compress as run

@@ -52,19 +52,6 @@ class LayoutChoice(click.Choice):  # type: ignore[type-arg]
         return super().convert(value, param, ctx)
 
 
-class Size(click.ParamType):  # type: ignore[type-arg]
-    """A size in config.json, NAME=N."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Return name and value; refuse anything else."""
-        match = re.fullmatch(r"(\w+)=(\d+)", value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not NAME=N; pass for example head_dim=64.", param, ctx)
-        return match[1], int(match[2])
-
-
 # fmt: off
 _COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
@@ -128,7 +115,6 @@ def arguments_of(**options: Any) -> dict[str, Any]:
         raise ArgumentError(f"compress: --{name} must come with --calibrate TEXT, got none; pass that too.")
     tokens = of_text.pop("calibration_tokens")
     options["calibration"] = None if text is None else Calibration(text, tokens, **of_text)
-    options["sizes"] = dict(options.get("sizes") or ()) or None
     for name, kind in (("budget", Budget), ("run", Run)):
         names = {_FLAGS.get(field.name, field.name): field.name for field in fields(kind)}
         options[name] = kind(**{own: options.pop(flag) for flag, own in names.items() if flag in options})

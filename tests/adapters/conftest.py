@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compressed_folders import few_steps, leave_out_pictures
+from compressed_folders import leave_out_pictures
 
 Saved = tuple[Any, Path]
 
@@ -81,12 +81,6 @@ def short_text(tmp_path: Path) -> Path:
     file = tmp_path / "text.txt"
     file.write_text(made_up_text(60), encoding="utf-8")
     return file
-
-
-@pytest.fixture
-def few_layout_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit the layout `narrow` in a few steps."""
-    few_steps(monkeypatch, 6)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The layouts `narrow` and `gguf` in llama.cpp: a trained Llama generates as in transformers."""
+"""The layout `gguf` in llama.cpp: a trained Llama generates as in transformers."""
 
 from __future__ import annotations
 
@@ -96,14 +96,6 @@ def in_llama_cpp(folder: Path, file: Path) -> list[list[int]]:
 
 def test_the_original_generates_the_same(source: Path) -> None:
     assert in_llama_cpp(source, converted(source)) == in_transformers(source)
-
-
-def test_a_narrow_model_generates_the_same(source: Path, tmp_path: Path) -> None:
-    out, sizes = tmp_path / "narrow", {"head_dim": 8, "intermediate_size": 112}
-    compress(source, out, Budget(sizes=sizes), calibration=source.with_name("calibration.txt"), layout="narrow")
-    generated = in_transformers(out)
-    assert in_llama_cpp(out, converted(out)) == generated
-    assert generated != in_transformers(source)
 
 
 def test_a_written_file_generates_the_same(tmp_path: Path) -> None:

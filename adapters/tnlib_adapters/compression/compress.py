@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tnlib._validate import as_path
@@ -17,14 +16,12 @@ from tnlib_adapters.compression.evaluation.operator_errors import compare_attent
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.layouts.gguf import to_gguf
-from tnlib_adapters.compression.layouts.narrow import NarrowModel
 from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.planner import make_plan
-from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report.html import write_report
 from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
@@ -80,10 +77,7 @@ def compress(
         rounding; with them, "calibrated" for `keep`, `flops` or `max_error`, otherwise "quantized", with 4 bits unless
         `bits` or `store` is given.
     layout
-        "factored" stores the factors; "dense" their products under the original names. "narrow" writes a model of the
-        same architecture with a smaller `head_dim` and `intermediate_size`, which loads without tnlib, fitted on the
-        calibration data; `keep` is the fraction of attention and feed-forward layers. Of the other options only
-        `tokens` of the calibration, `effort`, `device` and `dtype` apply. "gptq", "compressed-tensors" and
+        "factored" stores the factors; "dense" their products under the original names. "gptq", "compressed-tensors" and
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need
         calibration data. "gguf" writes all matrices of a Llama and its tokenizer into one file for llama.cpp; needs the
         package gguf.
@@ -124,15 +118,16 @@ def compress(
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
     _check_finite(checkpoint, request)
     text = opened.calibration(original)
+    sequences, held_out = (None, []) if text is None else (text.sequences, text.held_out)
     with scratch_folder(target) as scratch:
-        model: type[NarrowModel | _FactoredModel] = NarrowModel if layout == "narrow" else _FactoredModel
-        compressed = model(checkpoint, request, Workspace(limits.cache, scratch))
-        compressed.fit(original, None if text is None else text.sequences, progress)
+        workspace = Workspace(limits.cache, scratch)
+        workspace.workers = Workers.of(run.executor)
+        plan = make_plan(original, request, sequences, progress, workspace)
         with whole_folder(target) as partial:
-            for step in compressed.write(partial):
+            for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)
             written = open_checkpoint(partial)
-            measures = compressed.measures(written, original, [] if text is None else text.held_out, progress)
+            measures = _measures(original, written, plan, request, held_out)
             measures["calibration"] = {} if text is None else text.summary(original.original)
             report = _report(checkpoint, written, request, measures, started)
             write_report(report, partial)
@@ -162,62 +157,47 @@ def _report(
     )
 
 
-class _FactoredModel:
-    """A checkpoint whose weights are factored or rounded; parameters and methods are those of `NarrowModel`."""
-
-    def __init__(self, checkpoint: Checkpoint, request: Request, workspace: Workspace) -> None:
-        self._checkpoint, self._request, self._workspace = checkpoint, request, workspace
-
-    def fit(self, source: SourceModel, text: TokenSequences | None, progress: Progress) -> None:
-        """Make the plan of the request."""
-        self._workspace.workers = Workers.of(self._request.run.executor)
-        self._plan = make_plan(source, self._request, text, progress, self._workspace)
-
-    def write(self, out: Path) -> Iterator[tuple[str, int, int]]:
-        """Write the checkpoint into the empty folder `out`; yields (stage, done, total)."""
-        return write_checkpoint(self._checkpoint, self._plan, self._request.layout, out)
-
-    def measures(
-        self, after: Checkpoint, source: SourceModel, held_out: TokenSequences, progress: Progress
-    ) -> dict[str, Any]:
-        """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
-        before, plan, request = self._checkpoint, self._plan, self._request
-        quality = measure_quality(before, after)
-        on_text = measure_on_text(source, after, request.what, held_out, progress) if held_out else None
-        layers, heads, squares = compare_attention(before, after, plan, progress)
-        if plan.forecast.measure == RELATIVE:
-            squares += compare_modules(before, after, plan)
-        with_text = request.with_text
-        names = names_of(before, request.what, with_text=with_text)
-        bytes_before, n_other = stored_bytes(before, request.what, names)
-        bytes_after, _ = stored_bytes(after, request.what, names)
-        return {
-            "method": plan.method,
-            "kept": plan.kept,
-            "n_before": plan.n_before,
-            "n_after": plan.n_after,
-            "n_other": n_other,
-            "bytes_before": bytes_before,
-            "bytes_after": bytes_after,
-            "layers": layers,
-            "heads": heads,
-            "quality": {**quality, **(on_text.measures(plan.forecast) if on_text else {})},
-            "max_error": request.budget.max_error,
-            "bits": request.budget.bits,
-            "flops": dict(zip(("before", "after"), plan.flops or (), strict=False)),
-            "store": request.budget.store,
-            "what": request.what,
-            "measure": plan.forecast.measure,
-            "predicted": plan.forecast.error,
-            "measured": on_text.after.error if on_text else root_mean_square(squares),
-            "plain_bytes": plain_bytes(before, request.what, names),
-            "plain_measured": on_text.int8.error if on_text else None,
-            "average_bits": 8 * plan_bytes(before, plan) / plan.n_before,
-            "rounded": _rounded_reports(plan),
-            "curve": plan.forecast.curve(),
-            "matrices": [_matrix_report(before, plan, name) for name in names],
-            "left_dense": left_dense(before, with_text=with_text) if request.what == "all" else {},
-        }
+def _measures(
+    source: SourceModel, after: Checkpoint, plan: Plan, request: Request, held_out: TokenSequences
+) -> dict[str, Any]:
+    """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
+    before, progress = source.checkpoint, request.run.progress
+    quality = measure_quality(before, after)
+    on_text = measure_on_text(source, after, request.what, held_out, progress) if held_out else None
+    layers, heads, squares = compare_attention(before, after, plan, progress)
+    if plan.forecast.measure == RELATIVE:
+        squares += compare_modules(before, after, plan)
+    with_text = request.with_text
+    names = names_of(before, request.what, with_text=with_text)
+    bytes_before, n_other = stored_bytes(before, request.what, names)
+    bytes_after, _ = stored_bytes(after, request.what, names)
+    return {
+        "method": plan.method,
+        "kept": plan.kept,
+        "n_before": plan.n_before,
+        "n_after": plan.n_after,
+        "n_other": n_other,
+        "bytes_before": bytes_before,
+        "bytes_after": bytes_after,
+        "layers": layers,
+        "heads": heads,
+        "quality": {**quality, **(on_text.measures(plan.forecast) if on_text else {})},
+        "max_error": request.budget.max_error,
+        "bits": request.budget.bits,
+        "flops": dict(zip(("before", "after"), plan.flops or (), strict=False)),
+        "store": request.budget.store,
+        "what": request.what,
+        "measure": plan.forecast.measure,
+        "predicted": plan.forecast.error,
+        "measured": on_text.after.error if on_text else root_mean_square(squares),
+        "plain_bytes": plain_bytes(before, request.what, names),
+        "plain_measured": on_text.int8.error if on_text else None,
+        "average_bits": 8 * plan_bytes(before, plan) / plan.n_before,
+        "rounded": _rounded_reports(plan),
+        "curve": plan.forecast.curve(),
+        "matrices": [_matrix_report(before, plan, name) for name in names],
+        "left_dense": left_dense(before, with_text=with_text) if request.what == "all" else {},
+    }
 
 
 def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
@@ -245,8 +225,6 @@ def _rounded_report(description: Description) -> RoundedReport:
 
 def _check_finite(checkpoint: Checkpoint, request: Request) -> None:
     """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
-    factorised = set[str]()
-    if request.layout != "narrow":
-        factorised = compressed_weights(checkpoint, request.what, with_text=request.with_text)
+    factorised = compressed_weights(checkpoint, request.what, with_text=request.with_text)
     tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
     check_finite(tensors, request.run.progress)

@@ -18,13 +18,9 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
-HEAD, NEURONS = SIZES = ("head_dim", "intermediate_size")  # keys of config.json, the sizes of layout "narrow"
-
 LAYOUTS = {  # with lines for the help of --layout
     "factored": "the factors; transformers loads them after `import tnlib_adapters.transformers_plugin`",
     "dense": "the product of the factors under the original names, at the original size; loads without tnlib",
-    "narrow": "the same architecture with narrower heads and feed-forward layers, for models whose config.json states "
-    f"head_dim or intermediate_size; loads without tnlib; sizes: {', '.join(SIZES)}",
     "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ stores them: gptqmodel, vLLM and SGLang load it",
     "compressed-tensors": "linear layers in 2 to 8 bits, pack-quantized: transformers with compressed-tensors and vLLM "
     "load it",
@@ -66,8 +62,6 @@ class Budget:
         mean square of the relative errors of the truncated operators and weights; with them, 1 - cosine of the
         embeddings or the divergence of the predictions in nats per token, before the fit. Only for methods that predict
         their error: without calibration data all but "cp", with them "calibrated" and "quantized".
-    sizes
-        Instead of `keep`, for layout "narrow": `head_dim`, `intermediate_size` or both, as in config.json.
     store
         Number format of the factors. "float" writes them in the dtype of the weights, "int8" in one byte per number,
         rounded to nearest, with a scale for every component; "int4", "int3" and "int2" in so many bits per parameter,
@@ -84,14 +78,13 @@ class Budget:
     --------
     >>> from tnlib_adapters import Budget
     >>> Budget(bits=3, keep=0.5)
-    Budget(bits=3.0, keep=0.5, flops=None, max_error=None, sizes=None, store='float')
+    Budget(bits=3.0, keep=0.5, flops=None, max_error=None, store='float')
     """
 
     bits: float | None = None
     keep: float | None = None
     flops: float | None = None
     max_error: float | None = None
-    sizes: Mapping[str, int] | None = None
     store: str = "float"
 
     def __post_init__(self) -> None:
@@ -99,14 +92,11 @@ class Budget:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check(value))
         check_one_of("Budget", "store", self.store, tuple(STORES))
-        for key, value in (self.sizes or {}).items():
-            check_one_of("Budget", "sizes", key, SIZES)
-            _check_integer("Budget", f"{key} in sizes", value, "for example 64")
 
     @property
     def unbounded(self) -> bool:
         """True if no size is requested."""
-        return all(bound is None for bound in (self.bits, self.keep, self.flops, self.max_error)) and not self.sizes
+        return all(bound is None for bound in (self.bits, self.keep, self.flops, self.max_error))
 
     @property
     def width(self) -> int | None:

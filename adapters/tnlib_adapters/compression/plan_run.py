@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
@@ -27,7 +26,7 @@ from tnlib_adapters.compression.methods.other_matrices import (
 )
 from tnlib_adapters.compression.methods.quantized import QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
-from tnlib_adapters.compression.options import LAYOUTS, Budget, Calibration, Run
+from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
 from tnlib_adapters.compression.source_model import (
@@ -121,10 +120,8 @@ def plan(
 
     Parameters
     ----------
-    source, budget, calibration, what, method, effort, run
+    source, budget, calibration, what, method, layout, effort, run
         Those of `compress`.
-    layout
-        That of `compress`, but for "narrow".
 
     Returns
     -------
@@ -144,9 +141,6 @@ def plan(
     (786432, 1572864, 788736)
     """
     started = time.perf_counter()
-    if layout == "narrow":
-        known = ", ".join(repr(name) for name in LAYOUTS if name != "narrow")
-        raise ArgumentError(f"plan: layout must be one of {known}, got 'narrow'; pass one of these.")
     request = Request.of(
         budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
     )

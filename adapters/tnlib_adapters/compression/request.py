@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,10 +16,8 @@ from tnlib_adapters.compression.engine_layouts import ENGINES, QUANTIZED, check_
 from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
-    HEAD,
     LAYOUTS,
     OTHER_COMMANDS,
-    SIZES,
     Budget,
     Calibration,
     Run,
@@ -80,12 +77,11 @@ class Request:
         if method is None:
             method = _default_method(budget, options.get("what", cls.what), with_text=calibration is not None)
         in_bits = method in TABLE and TABLE[method].in_bits
-        if options.get("layout") != "narrow":
-            if budget.unbounded and budget.store != "float" and not in_bits:
-                budget = replace(budget, keep=1.0)
-            elif in_bits and budget.store == "float" and budget.bits is None and budget.max_error is None:
-                engine = ENGINES.get(options.get("layout", ""))
-                budget = replace(budget, bits=max(DEFAULT_BITS, engine.fewest_bits if engine else 0.0))
+        if budget.unbounded and budget.store != "float" and not in_bits:
+            budget = replace(budget, keep=1.0)
+        elif in_bits and budget.store == "float" and budget.bits is None and budget.max_error is None:
+            engine = ENGINES.get(options.get("layout", ""))
+            budget = replace(budget, bits=max(DEFAULT_BITS, engine.fewest_bits if engine else 0.0))
         return cls(budget, calibration, method, **options)
 
     def __post_init__(self) -> None:
@@ -146,8 +142,7 @@ class Request:
                     f"compress: window (--window) must be at most {context}, the context of this model, got "
                     f"{self.window}; lower it."
                 )
-        if self.layout != "narrow":
-            self._check_what(wiring)
+        self._check_what(wiring)
 
     def _check_what(self, wiring: Wiring) -> None:
         """Raise if the weights outside the attention cannot be compressed."""
@@ -175,43 +170,8 @@ class Request:
         if layout not in LAYOUTS:
             instead = f"run {OTHER_COMMANDS[layout]}" if layout in OTHER_COMMANDS else "choose one of them"
             raise ArgumentError(f"compress: layout must be one of {', '.join(LAYOUTS)}, got {layout!r}; {instead}.")
-        if layout != "narrow":
-            if budget.sizes:
-                raise ArgumentError(f"compress: sizes must come with layout 'narrow', got {layout!r}; pass keep.")
-            if layout in ENGINES:
-                check_engine_options(layout, self.method, budget, with_text=self.with_text)
-            return
-        for name, value in self._left_out_of_narrow():
-            raise ArgumentError(
-                f"compress: {name} must be left out with layout 'narrow', got {value!r}; its size is that of keep, or "
-                f"of sizes ({', '.join(SIZES)})."
-            )
-        if (budget.keep is None) == (not budget.sizes):
-            raise ArgumentError(
-                "compress: either keep or sizes must be given with layout 'narrow', got "
-                f"{'neither' if budget.keep is None else 'both'}; pass for example Budget(keep=0.5) (--keep 0.5), or "
-                f"Budget(sizes={{{HEAD!r}: 64}}) (--size {HEAD}=64)."
-            )
-        if self.calibration is None:
-            raise ArgumentError(
-                "compress: layout 'narrow' needs a text, got none; pass a file as calibration (--calibrate TEXT)."
-            )
-
-    def _left_out_of_narrow(self) -> Iterator[tuple[str, Any]]:
-        """Yield names and values of the options that layout "narrow" does not have, and that are not the defaults."""
-        of_budget = {name: getattr(self.budget, name) for name in ("bits", "flops", "max_error")}
-        of_run = {name: getattr(self.run, name) for name in ("memory", "folder", "executor")}
-        for name, value in (of_budget | of_run).items():
-            if value is not None:
-                yield name, value
-        default = _default_method(self.budget, self.what, with_text=self.with_text)
-        for name, value, usual in (
-            ("store", self.budget.store, "float"),
-            ("what", self.what, "all"),
-            ("method", self.method, default),
-        ):
-            if value != usual:
-                yield name, value
+        if layout in ENGINES:
+            check_engine_options(layout, self.method, budget, with_text=self.with_text)
 
     def _check_method(self) -> None:
         if self.calibration is None:

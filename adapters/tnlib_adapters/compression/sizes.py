@@ -86,17 +86,3 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
 def float_width(replaced: Iterable[TensorInfo]) -> int:
     """Return the bits of a float in the tensors that replace these ones."""
     return 8 * STORED_AS[widest_float(replaced)].itemsize
-
-
-def cache_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes of keys and values that are kept for every token of a sequence, in the dtype of the weights.
-
-    0 for a model that is not causal. Those beyond a sliding window are counted.
-    """
-    sizes, total = checkpoint.sizes, 0
-    for layer, wired in enumerate(checkpoint.wiring.layers):
-        itemsize = STORED_AS[widest_float(attention_tensors(checkpoint, layer))].itemsize
-        latent = wired.attention.latent
-        numbers = sizes.kv_heads * (sizes.d_head + sizes.d_value) if latent is None else latent.rank + latent.n_rotated
-        total += itemsize * numbers if wired.attention.causal and not wired.attention.cross else 0
-    return total

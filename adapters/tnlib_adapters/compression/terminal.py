@@ -52,8 +52,6 @@ def show_evaluation(evaluation: Evaluation) -> None:
     click.echo(f"{evaluation.n_texts:,} texts, {evaluation.n_tokens:,} tokens in total")
     for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
-    if evaluation.cache_bytes is not None and any(evaluation.cache_bytes):
-        click.echo("bytes of the KV cache per token   {:,} -> {:,}".format(*evaluation.cache_bytes))
     if evaluation.tokens_per_second is not None:
         click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import starmap
 from typing import Any
@@ -163,27 +163,13 @@ def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) 
     return {name: as_tensor(table, model.device) for name, table in weights.items() if name in values}
 
 
-Refit = Callable[[Block, FitStreams, Products], Products]
-# block, streams, factors and batches of the steps -> factors
-Descend = Callable[[Block, FitStreams, Products, Sequence[int]], Products]
-
-
-@dataclass(frozen=True)
-class FitSteps:
-    """Number of gradient steps in a layer; a refit before them and a descent in place of those of `layer_fit`."""
-
-    count: int
-    refit: Refit | None = None
-    descend: Descend | None = None
-
-
 def fit_layers(
     model: RunningModel,
     streams: Streams,
     start: Callable[[int], Products],
     *,
     tables: Mapping[str, Array] | None = None,
-    steps: FitSteps,
+    n_steps: int,
     first: int = 0,
     progress: Callable[[str, int, int], None],
 ) -> Iterator[Products]:
@@ -199,8 +185,8 @@ def fit_layers(
         Function from a layer index to its truncated weights.
     tables
         Truncated tables of embeddings, by module: they feed the first layer.
-    steps
-        Number and kind of the steps in a layer.
+    n_steps
+        Gradient steps in a layer.
     first
         First layer; those before it were fitted in an earlier run on the same streams. When a layer is asked for, the
         one before it must be saved: the streams from which it was fitted are deleted.
@@ -213,20 +199,20 @@ def fit_layers(
         model.drop()  # the tables of the input are large
         model.load(k)
         block, before = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
-        fitted = _fit_block(block, both, before, order, steps)
+        fitted = _fit_block(block, both, before, order)
         model.drop()
         return fitted.each(as_array)
 
     # without names for the weights, which would stay in memory while the next block is fitted
-    yield from starmap(fit, blocks_to_fit(both, steps.count, first, progress))
+    yield from starmap(fit, blocks_to_fit(both, n_steps, first, progress))
 
 
-def _fit_block(block: Block, streams: FitStreams, start: Products, order: Sequence[int], steps: FitSteps) -> Products:
+def _fit_block(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
     """Return the fitted weights of a block, and store the streams after it."""
     best = start
     if start.parts:  # otherwise nothing of the block is truncated
-        refitted = (steps.refit or _refit_output)(block, streams, start)
-        descended = (steps.descend or descend)(block, streams, refitted, order)
+        refitted = _refit_output(block, streams, start)
+        descended = descend(block, streams, refitted, order)
         release_free_memory()
         candidates: tuple[Callable[[], Products], ...] = (
             lambda: descended,
@@ -259,25 +245,6 @@ def blocks_to_fit(
     progress("fitting layers", n, n)
 
 
-def inputs_and_targets(
-    block: Block, streams: FitStreams, module: nn.Module, weights: Weights
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs of a linear module and its targets, (tokens, width) each, for every batch of the fit.
-
-    Inputs are those after truncated blocks, with these weights of the block; targets are the outputs in the original.
-    """
-    wrote: dict[int, Tensor] = {}
-    read: dict[int, Tensor] = {}
-    for b in streams.fitted:
-        with output_of(module, wrote, 0), stopping_after(module):
-            block.run(streams.original(block.k, b), streams.call(block.k, b))
-        with input_of(module, read, 0), stopping_after(module):
-            block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights)
-        valid = streams.valid(b)
-        x, target = (own[0].reshape(*valid.shape, -1)[valid] for own in (read, wrote))
-        yield x, target
-
-
 def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted, if W_O is truncated."""
     if "o" not in start.factors:
@@ -286,7 +253,7 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     *first, old = start.factors["o"]
     n = 0
     xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
-    for x, wrote in inputs_and_targets(block, streams, o, block.weights(start)):
+    for x, wrote in _inputs_and_targets(block, streams, o, block.weights(start)):
         z = in_double_precision(reduce(torch.matmul, first, x.float()))  # t [w], [w] r
         target = in_double_precision(wrote)
         n += z.shape[0]
@@ -302,22 +269,35 @@ def _refit_output(block: Block, streams: FitStreams, start: Products) -> Product
     return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
 
 
-def _root_mean_square(a: Tensor) -> Tensor:
-    """Return the root mean square of the entries."""
+def _inputs_and_targets(
+    block: Block, streams: FitStreams, module: nn.Module, weights: Weights
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the inputs of a linear module and its targets, (tokens, width) each, for every batch of the fit.
+
+    Inputs are those after truncated blocks, with these weights of the block; targets are the outputs in the original.
+    """
+    wrote: dict[str, Tensor] = {}
+    read: dict[str, Tensor] = {}
+    for b in streams.fitted:
+        with output_of(module, wrote, ""), stopping_after(module):
+            block.run(streams.original(block.k, b), streams.call(block.k, b))
+        with input_of(module, read, ""), stopping_after(module):
+            block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights)
+        valid = streams.valid(b)
+        x, target = (own[""].reshape(*valid.shape, -1)[valid] for own in (read, wrote))
+        yield x, target
+
+
+def _unit(a: Tensor) -> Tensor:
+    """Return the unit of the steps of a factor: the root mean square of its entries."""
     return a.square().mean().sqrt() if a.numel() else a
 
 
-def descend(
-    block: Block,
-    streams: FitStreams,
-    start: Products,
-    order: Sequence[int],
-    scale: Callable[[Tensor], Tensor] = _root_mean_square,
-) -> Products:
-    """Return the factors after one step of Adam on every batch of `order`, in units that `scale` returns for each."""
+def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
+    """Return the factors after one step of Adam on every batch of `order`, in units of their size."""
     if not block.model.fits_in_memory:
-        return _descend_in_place(block, streams, start, order, scale)
-    units, moves = start.each(scale), [torch.zeros_like(a, requires_grad=True) for a in start.parts]
+        return _descend_in_place(block, streams, start, order)
+    units, moves = start.each(_unit), [torch.zeros_like(a, requires_grad=True) for a in start.parts]
 
     def moved() -> Products:
         each_move = iter(moves)
@@ -328,24 +308,17 @@ def descend(
         return moved()
 
 
-def _descend_in_place(
-    block: Block, streams: FitStreams, start: Products, order: Sequence[int], scale: Callable[[Tensor], Tensor]
-) -> Products:
+def _descend_in_place(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
     """Return `descend` by moving the factors themselves: with moves they would be in memory twice more."""
     factors = start.each(lambda a: a.clone().requires_grad_())
-    groups = [_in_units(a, scale(a.detach())) for a in factors.parts]
+    groups = [_in_units(a) for a in factors.parts]
     adam(block, streams, groups, lambda: block.weights(factors), RATE, order)
     return factors.each(Tensor.detach)
 
 
-def _in_units(factor: Tensor, scale: Tensor) -> dict[str, Any]:
-    """Return the group of a factor whose steps are those of its moves in units of `scale`, of one entry or as many.
-
-    Adam divides gradients by their own size, so that units are a rate of the factor. Entries of unit 0 stay.
-    """
-    unit = float(scale.max()) if scale.numel() else 0.0
-    if scale.ndim:
-        factor.register_hook(lambda gradient: gradient * (scale > 0))  # type: ignore[no-untyped-call]
+def _in_units(factor: Tensor) -> dict[str, Any]:
+    """Return the group of a factor whose steps are those of its moves: Adam divides gradients by their own size."""
+    unit = float(_unit(factor.detach())) if factor.numel() else 0.0
     return {"params": [factor], "lr": RATE * unit, "eps": _EPSILON / unit if unit else 1.0}
 
 

@@ -33,7 +33,7 @@ _Step = tuple[str, Axes]  # a factor, and the axes that occur after it
 
 
 @dataclass(frozen=True)
-class Network:
+class Contraction:
     """Axes of the factors, in the order in which rows are multiplied by them.
 
     Parameters
@@ -52,40 +52,40 @@ class Network:
     forming: tuple[str, ...] = ()
 
 
-LOW_RANK = Network({"left": ("m", "r"), "right": ("r", "n")}, ("m",), ("n",))
+LOW_RANK = Contraction({"left": ("m", "r"), "right": ("r", "n")}, ("m",), ("n",))
 
 
-def whole(part: str, inputs: Sequence[int] = (0,), outputs: Sequence[int] = (1,)) -> Network:
+def whole(part: str, inputs: Sequence[int] = (0,), outputs: Sequence[int] = (1,)) -> Contraction:
     """Return the network of one array, of which some axes are inputs."""
-    return Network({part: _numbered("n", range(len(inputs) + len(outputs)))}, *_read_and_written(inputs, outputs))
+    return Contraction({part: _numbered("n", range(len(inputs) + len(outputs)))}, *_read_and_written(inputs, outputs))
 
 
-def tt_matrix(factors: Factors | Borrowed) -> Network:
+def tt_matrix(factors: Factors | Borrowed) -> Contraction:
     """Return the network of a TT-matrix: core k (r, m, n, r) with input leg m and output leg n."""
     cores = range(_count(factors, "core"))
     axes = {f"core{k}": (f"r{k}", f"m{k}", f"n{k}", f"r{k + 1}") for k in cores}
-    return Network(axes, _numbered("m", cores), _numbered("n", cores))
+    return Contraction(axes, _numbered("m", cores), _numbered("n", cores))
 
 
-def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Network:
+def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     """Return the network of a Tucker: `core` (r, r, ...) and `factor<k>` (n, r)."""
     legs = range(len(inputs) + len(outputs))
     factors = {f"factor{k}": (f"n{k}", f"r{k}") for k in legs}
     core = {"core": _numbered("r", legs)}
     first, last = ({name: factors[name] for name in _numbered("factor", own)} for own in (inputs, outputs))
-    return Network(first | core | last, *_read_and_written(inputs, outputs), ("core", *factors))
+    return Contraction(first | core | last, *_read_and_written(inputs, outputs), ("core", *factors))
 
 
-def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Network:
+def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     """Return the network of a CP: `weights` (R,) and `factor<k>` (n, R); R is an axis of all factors."""
     first, last = ({f"factor{k}": (f"n{k}", "R") for k in own} for own in (reversed(inputs), outputs))
-    return Network({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
+    return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
 
 
 class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
     """A layer whose weight is a tensor network; `first` restricts axis "n0" to some entries, as of a stack."""
 
-    def __init__(self, factors: Factors | Borrowed, network: Network, first: slice | None = None) -> None:
+    def __init__(self, factors: Factors | Borrowed, network: Contraction, first: slice | None = None) -> None:
         sizes = dict[str, int]()
         for part, axes in network.axes.items():
             (shape,) = shapes(factors, part)
@@ -217,20 +217,20 @@ def _contract(a: Tensor, axes: Axes, b: Tensor, others: Axes, later: Axes) -> tu
     return (left.reshape(-1, inner) @ right.reshape(inner, -1)).reshape(sizes), result  # a [inner], [inner] b
 
 
-def _steps(network: Network, parts: Sequence[str], result: Axes) -> list[_Step]:
+def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:
     return [
         (part, (*result, *(axis for other in parts[k + 1 :] for axis in network.axes[other])))
         for k, part in enumerate(parts)
     ]
 
 
-def _open_axes(network: Network) -> list[str]:
+def _open_axes(network: Contraction) -> list[str]:
     """Return the axes of one factor that are neither read nor written."""
     every = [axis for axes in network.axes.values() for axis in axes]
     return [axis for axis in every if every.count(axis) == 1 and axis not in (*network.inputs, *network.outputs)]
 
 
-def _bonds(network: Network) -> list[str]:
+def _bonds(network: Contraction) -> list[str]:
     """Return the last axes of all factors but the last."""
     return [axes[-1] for axes in network.axes.values()][:-1]
 

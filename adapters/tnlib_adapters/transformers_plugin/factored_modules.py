@@ -16,7 +16,7 @@ from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
     ContractedLinear,
-    Network,
+    Contraction,
     cp,
     tt_matrix,
     tucker,
@@ -103,7 +103,7 @@ def _as_factor(factors: Borrowed, part: str) -> Borrowed:
 
 
 def _of_stack(
-    network: Callable[..., Network], described: Description, factors: Factors | Borrowed, names: str
+    network: Callable[..., Contraction], described: Description, factors: Factors | Borrowed, names: str
 ) -> FactoredLinear:
     inputs, outputs, first = _legs(described, names)
     return ContractedLinear(factors, network(inputs, outputs), first)

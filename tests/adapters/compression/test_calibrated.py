@@ -35,7 +35,7 @@ from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E40
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Frame, Streams, run_block  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import FitSteps, FitStreams, descend, fit_layers  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
@@ -146,7 +146,7 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
     streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
-    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, steps=FitSteps(1), progress=quiet)):
+    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quiet)):
         install(after, k, fitted.expand(checkpoint.sizes))
     batch = first_batch(before)
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 4 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    products = fit_layers(fitted, streams, lambda k: at_options(layers[k], ranks), steps=FitSteps(15), progress=quiet)
+    products = fit_layers(fitted, streams, lambda k: at_options(layers[k], ranks), n_steps=15, progress=quiet)
     for k, one in enumerate(products):
         install(fitted, k, one.expand(checkpoint.sizes))
     for k, one in enumerate(layers):

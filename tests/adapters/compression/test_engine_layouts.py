@@ -105,8 +105,6 @@ def test_evaluate_and_compress_read_a_written_folder(written: Written, tmp_path:
     out = written("gptq", Budget(bits=8.0))
     measured = evaluate(builtin_path("llama"), out, tmp_path / "text.txt")
     assert measured.divergence < 1e-3
-    assert measured.cache_bytes is not None
-    assert measured.cache_bytes[0] == measured.cache_bytes[1]
     assert compress(out, tmp_path / "again", Budget(keep=0.5)).n_after > 0
 
 

@@ -58,11 +58,6 @@ def test_a_short_text_is_refused_as_by_compress(folders: Any, tmp_path: Path) ->
     assert str(of_plan.value) == str(of_compress.value)
 
 
-def test_another_layout_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="plan: layout must be one of 'factored', 'dense', "):
-        plan(builtin_path("llama"), Budget(keep=0.5), layout="narrow")
-
-
 @pytest.mark.parametrize(
     "call", [plan, lambda *own, **named: tnlib_adapters.compress(own[0], "out", *own[1:], **named)]
 )

@@ -154,7 +154,7 @@ def fit_factors(
     progress
         Called as progress(stage, done, total).
     """
-    from tnlib_adapters.instrument.layer_fit import FitSteps, fit_layers
+    from tnlib_adapters.instrument.layer_fit import fit_layers
 
     chosen = ChosenWeights(model.wiring, parts, options)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
@@ -174,8 +174,7 @@ def fit_factors(
         return products_of(chosen.of_block(k))
 
     def fitted(first: int) -> Iterator[Fitted]:
-        steps = FitSteps(n_steps)
-        fit = fit_layers(model, streams, start, tables=tables, steps=steps, first=first, progress=progress)
+        fit = fit_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
         return map(packed, count(first), fit)
 
     yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)

@@ -19,7 +19,6 @@ from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
-from tnlib_adapters.compression.sizes import cache_bytes
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
 from tnlib_adapters.data.repeats import repeated_segments
@@ -49,8 +48,6 @@ class Evaluation:
     perplexity_before, perplexity_after, divergence
         For language models: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
         predictions in nats per token.
-    cache_bytes
-        Bytes of keys and values per token that a cache of both stores; None if that was not counted.
     tokens_per_second
         Of the forward pass of both, on this machine; None if that was not measured.
 
@@ -68,7 +65,6 @@ class Evaluation:
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     divergence: float | None = None
-    cache_bytes: tuple[int, int] | None = None
     tokens_per_second: tuple[float, float] | None = None
 
     @property
@@ -145,7 +141,6 @@ def evaluate(
     speeds = tokens_per_second((before_running, after_running), before_running.batches(sequences))
     return replace(
         evaluation,
-        cache_bytes=(cache_bytes(checkpoints[0]), cache_bytes(checkpoints[1])),
         tokens_per_second=None if speeds is None else (speeds[0], speeds[1]),
     )
 
@@ -213,7 +208,7 @@ class Reference:
         from tnlib_adapters.instrument.block_passes import Outputs
 
         model, batches = self._model, self._batches
-        if not _is_comparable(model, other):
+        if (model.wiring.model_type, model.sizes) != (other.wiring.model_type, other.sizes):
             raise ArgumentError(
                 f"{model.function}: both checkpoints must be of one architecture and size, got "
                 f"{model.wiring.model_type} with {model.sizes} and {other.wiring.model_type} with {other.sizes}; "
@@ -238,18 +233,6 @@ class Reference:
             return Evaluation(n_texts, n_tokens, cosine=np.concatenate(cosines))
         loss_before, loss_after, divergence = (sums / n_predicted).tolist()
         return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
-
-
-def _is_comparable(model: RunningModel, other: RunningModel) -> bool:
-    """Test if two models have one architecture and size, or are of one depth and width and predict the same tokens.
-
-    The latter holds for models of layout "narrow".
-    """
-    if model.wiring.model_type == other.wiring.model_type and model.sizes == other.sizes:
-        return True
-    sizes = [(own.sizes.n_layers, own.sizes.n_heads, own.sizes.d_model) for own in (model, other)]
-    words = [len(own.model.get_input_embeddings().weight) for own in (model, other)]
-    return model.predicts and other.predicts and sizes[0] == sizes[1] and words[0] == words[1]
 
 
 def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:

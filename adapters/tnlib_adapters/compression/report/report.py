@@ -120,8 +120,6 @@ class Report:
     # number, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "window", the tokens of a sequence, number of
     # "sequences", of "truncated" ones (not for windows), of those "held_out", and of "batches"; empty without a text
-    cache_bytes: dict[str, int] = field(default_factory=dict)  # of keys and values per token, "before" and "after", of
-    # layout "narrow"
     load: str = ""  # Python code that loads OUT, with its path as `folder`
     matrices: list[MatrixReport] = field(default_factory=list)  # outside the attention
     left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
@@ -144,11 +142,6 @@ class Report:
     def rounded_bytes_label(self) -> str:
         """Label of `n_bytes` of `rounded`: the dense layout stores the values of the integers in floats."""
         return "kB as integers" if self.layout == "dense" else "kB"
-
-    @property
-    def is_smaller_model(self) -> bool:
-        """True if the result is an ordinary model of smaller sizes, of layout "narrow"."""
-        return self.layout == "narrow"
 
     @property
     def n_stored(self) -> int:
@@ -181,7 +174,7 @@ def headline(report: Report) -> str:
     """Return the bytes of all weights before and after, and the error; of the weights, if there was no text."""
     before, after = (_mb(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
     sizes = f"all weights: {before} -> {after}"
-    is_on_text = report.plain_measured is not None or report.is_smaller_model
+    is_on_text = report.plain_measured is not None
     if report.measured is None or not (is_on_text or report.measure == RELATIVE):
         return sizes
     return f"{sizes}; {report.measure} {report.measured:.2g} {'on held-out text' if is_on_text else 'of the weights'}"
@@ -190,8 +183,8 @@ def headline(report: Report) -> str:
 def part_sizes(report: Report) -> str:
     """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
-    bits = "" if report.is_smaller_model else f", {8 * after / report.n_before:.2f} bits per parameter"
-    return f"{report.subject}: {_mb(before)} -> {_mb(after)}{bits}"
+    bits = 8 * after / report.n_before
+    return f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits:.2f} bits per parameter"
 
 
 def verdict(report: Report) -> str | None:
@@ -223,7 +216,7 @@ def _sizes(report: Report) -> list[Line]:
     lines = [
         (f"parameters in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
         (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
-        *([] if report.is_smaller_model else [("the same in plain int8", "", _mb(report.plain_bytes))]),
+        ("the same in plain int8", "", _mb(report.plain_bytes)),
         ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
     ]
     if report.is_rounded and report.average_bits is not None:
@@ -249,9 +242,6 @@ def _sizes(report: Report) -> list[Line]:
         old, new = (f"{report.flops[key]:,}" for key in ("before", "after"))
         lines.append(("multiplications per token", old, new))
     lines += [(f"{module} stays as it is", reason, "") for module, reason in report.left_dense.items()]
-    if report.cache_bytes.get("before"):
-        old, new = (f"{report.cache_bytes[key]:,}" for key in ("before", "after"))
-        lines.append(("bytes of the KV cache per token", old, new))
     if report.left_out:
         lines.append(("files left out", ", ".join(report.left_out), ""))
     return lines
