@@ -25,7 +25,6 @@ from .diagrams.block_diagrams import feed_forward_diagram as feed_forward_diagra
 from .diagrams.composition_diagrams import composition_diagram as composition_diagram
 from .diagrams.composition_diagrams import term_diagram as term_diagram
 from .diagrams.heat_maps import heat_map as heat_map
-from .diagrams.model_diagram import model_diagram as model_diagram
 from .diagrams.pattern_explorer import PatternExplorer as PatternExplorer
 from .diagrams.pattern_explorer import explore_patterns as explore_patterns
 from .discovery.activation_patching import Patching as Patching

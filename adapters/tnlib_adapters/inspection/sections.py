@@ -19,7 +19,6 @@ from tnlib_adapters.circuits import (
     explore_patterns,
     frozen_diagram,
     heat_map,
-    model_diagram,
     term_diagram,
 )
 from tnlib_adapters.circuits.arguments import READS, Kind, head_name
@@ -45,14 +44,11 @@ _MOST_CELLS = 1_000_000  # attention weights to explore, a byte each
 
 
 def block(inspection: Inspection, draw: Draw) -> list[str]:
-    """Draw the model as one network, and every kind of block, at most 3."""
+    """Draw every kind of block, at most 3."""
     parts = [
         "<p>Shapes are tensors, lines are their indices, and a line between two shapes is summed over. The width of a "
         "line is the logarithm of its size. The contents of a bubble are contracted first, then its function is "
         "applied.</p>",
-        "<h3>The whole model</h3><p>The residual stream runs down on the left. Pink nodes are functions of the array "
-        "that runs into them; dots copy it.</p>",
-        draw(tnlib.draw(model_diagram(inspection.checkpoint)).figure),
     ]
     kinds: dict[Diagram, list[int]] = {}
     for layer in range(inspection.checkpoint.n_layers):

@@ -36,7 +36,6 @@ OF_ONE_STREAM = [
     (circuits.repeat_scores, ()),
     (circuits.weight_scores, ()),
     (circuits.read_vocabulary, ()),
-    (circuits.model_diagram, ()),
     (circuits.block_diagram, (0,)),
     (freeze, (TOKENS,)),
 ]

@@ -65,7 +65,7 @@ def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     counts = {key: len(pictures(part)) for key, part in parts.items()}
     n_layers, n_maps = found.checkpoint.n_layers, len(found.compositions)
     assert counts == {
-        "block": 2,  # the model, and its one kind of block
+        "block": 1,  # its one kind of block
         "frozen": 1,
         # and the strongest pair of every kind; of two layers alone, all their terms
         "composition": n_maps + 3 + (model == "builtin"),
