@@ -49,25 +49,13 @@ def notify(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class TilePass:
-    """One function for the tiles of a source from `first` on, and the sum of its results.
-
-    Parameters
-    ----------
-    source, tiles
-        The source, and all tiles of the pass.
-    work
-        Function of a tile in memory. It may be run in another process, and twice.
-    combine
-        Function that adds two results.
-    first
-        Number of the first tile that is not done.
-    """
+    """One function for the tiles of a source from `first` on, and the sum of its results."""
 
     source: ArraySource
-    tiles: Sequence[Tile]
-    work: Work
-    combine: Combine
-    first: int = 0
+    tiles: Sequence[Tile]  # all of the pass
+    work: Work  # function of a tile in memory. It may be run in another process, and twice
+    combine: Combine  # function that adds two results
+    first: int = 0  # number of the first tile that is not done
 
 
 class TileResult(NamedTuple):

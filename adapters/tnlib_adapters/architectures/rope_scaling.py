@@ -18,21 +18,11 @@ from tnlib_adapters.architectures.layer_settings import layer_type
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Frequencies and scaling of rotary embeddings.
+    """Frequencies and scaling of rotary embeddings."""
 
-    Parameters
-    ----------
-    radians
-        (F,), rotation angle of each plane per position.
-    factor
-        Factor of the rotated part of queries and keys.
-    context
-        Largest number of positions, None if unlimited.
-    """
-
-    radians: Array
-    factor: float
-    context: int | None
+    radians: Array  # (F,), rotation angle of each plane per position
+    factor: float  # factor of the rotated part of queries and keys
+    context: int | None  # largest number of positions, None if unlimited
 
 
 def read_frequencies(

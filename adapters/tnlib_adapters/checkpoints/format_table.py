@@ -34,21 +34,11 @@ class FormatRow:
 
 @dataclass(frozen=True, repr=False)
 class FormatTable(Table):
-    """Formats of one array, best first.
+    """Formats of one array, best first."""
 
-    Parameters
-    ----------
-    title
-        Description of the array.
-    limit
-        Maximum number of parameters.
-    rows
-        Ranks, number of parameters and relative Frobenius error of each format.
-    """
-
-    title: str
-    limit: int
-    rows: tuple[FormatRow, ...]
+    title: str  # description of the array
+    limit: int  # maximum number of parameters
+    rows: tuple[FormatRow, ...]  # ranks, number of parameters and relative Frobenius error of each format
 
     _FORMATS: ClassVar = {"error": ".4f"}
 

@@ -84,22 +84,12 @@ def _read_through(attention: Attention, norm: Norm) -> Attention:
 
 @dataclass(frozen=True, eq=False)
 class TokenPositionParts:
-    """Token and position parts of the queries and keys of one head.
+    """Token and position parts of the queries and keys of one head."""
 
-    Parameters
-    ----------
-    attention
-        Layer with this one head.
-    queries, keys
-        (tokens, d_head); one row if only the mean over tokens was requested.
-    queries_at, keys_at
-        (n, d_head), position parts; zeros unless positions are learned.
-    """
-
-    attention: Attention
-    queries: Array
+    attention: Attention  # layer with this one head
+    queries: Array  # (tokens, d_head); one row if only the mean over tokens was requested
     keys: Array
-    queries_at: Array
+    queries_at: Array  # (n, d_head), position parts; zeros unless positions are learned
     keys_at: Array
 
     @property

@@ -101,22 +101,12 @@ class CheckedSource:
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """Sequences of token ids for calibration and evaluation.
+    """Sequences of token ids for calibration and evaluation."""
 
-    Parameters
-    ----------
-    sequences, held_out
-        Token ids of every sequence, of which the last ones are for evaluation.
-    window
-        Tokens of the longest sequence that the model reads.
-    truncated
-        Number of lines that are longer; None for windows.
-    """
-
-    sequences: Sequence[Sequence[int]]
-    held_out: Sequence[Sequence[int]]
-    window: int
-    truncated: int | None
+    sequences: Sequence[Sequence[int]]  # token ids
+    held_out: Sequence[Sequence[int]]  # of other sequences, for evaluation
+    window: int  # tokens of the longest sequence that the model reads
+    truncated: int | None  # number of lines that are longer; None for windows
 
     def summary(self, model: RunningModel) -> dict[str, int]:
         """Return how the model reads the text: see `Report.calibration`."""

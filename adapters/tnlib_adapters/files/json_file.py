@@ -26,21 +26,11 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True)
 class JsonFile:
-    """Typed access to the content of a JSON file; errors name the file and the place in it.
+    """Typed access to the content of a JSON file; errors name the file and the place in it."""
 
-    Parameters
-    ----------
-    function
-        Prefix of error messages.
-    path
-        The file.
-    remedy
-        Last clause of error messages.
-    """
-
-    function: str
-    path: Path
-    remedy: str
+    function: str  # prefix of error messages
+    path: Path  # the file
+    remedy: str  # last clause of error messages
 
     def read_bytes(self) -> bytes:
         """Return the content, at most 100 MB."""

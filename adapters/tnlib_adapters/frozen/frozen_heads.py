@@ -25,18 +25,10 @@ from tnlib_adapters.reference.weights import Branch
 
 @dataclass(frozen=True, eq=False)
 class FrozenNorm:
-    """LayerNorm or RMSNorm with the divisors of one sequence: x -> centre(x) / divisors * weight + bias.
-
-    Parameters
-    ----------
-    norm
-        The norm.
-    divisors
-        (n, 1), one for every position.
-    """
+    """LayerNorm or RMSNorm with the divisors of one sequence: x -> centre(x) / divisors * weight + bias."""
 
     norm: Norm
-    divisors: Array
+    divisors: Array  # (n, 1), one for every position
 
     @classmethod
     def on(cls, norm: Norm, x: Array) -> FrozenNorm:
@@ -79,30 +71,14 @@ class FrozenNorm:
 
 @dataclass(frozen=True, eq=False)
 class FrozenHeads:
-    """An attention layer on one sequence.
+    """An attention layer on one sequence."""
 
-    Parameters
-    ----------
-    layer
-        The attention layer, which reads the output of the norm `before`.
-    before
-        Norm of the stream, or None.
-    norm_behind
-        Norm of the output, without its divisors, or None.
-    input
-        (n, d_model), what the layer reads.
-    patterns
-        (heads, n, n), attention weights.
-    weighted_values
-        (heads, n, d_value): the values, biases included, summed with the attention weights.
-    """
-
-    layer: Attention
-    before: FrozenNorm | None
-    norm_behind: Norm | None
-    input: Array
-    patterns: Array
-    weighted_values: Array
+    layer: Attention  # reads the output of the norm `before`
+    before: FrozenNorm | None  # norm of the stream, or None
+    norm_behind: Norm | None  # norm of the output, without its divisors, or None
+    input: Array  # (n, d_model), what the layer reads
+    patterns: Array  # (heads, n, n), attention weights
+    weighted_values: Array  # (heads, n, d_value): the values, biases included, summed with the attention weights
 
     @property
     def behind(self) -> FrozenNorm | None:

@@ -31,30 +31,14 @@ from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
 @dataclass(frozen=True)
 class Place:
-    """A weight of a running model, in one of its uses.
+    """A weight of a running model, in one of its uses."""
 
-    Parameters
-    ----------
-    module
-        Module that computes with it.
-    reads
-        Key of its input.
-    projection
-        Its projection, if it is in the attention.
-    scale
-        Factor of what is looked up in a table.
-    predicts
-        True for an unembedding.
-    group
-        Index of its block, or `OUTSIDE`.
-    """
-
-    module: nn.Module
-    reads: str
-    projection: Projection | None = None
-    scale: float = 1.0
-    predicts: bool = False
-    group: int = OUTSIDE
+    module: nn.Module  # computes with it
+    reads: str  # key of its input
+    projection: Projection | None = None  # its projection, if it is in the attention
+    scale: float = 1.0  # factor of what is looked up in a table
+    predicts: bool = False  # True for an unembedding
+    group: int = OUTSIDE  # index of its block, or `OUTSIDE`
 
     @property
     def is_table(self) -> bool:

@@ -23,27 +23,13 @@ class Padding(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenEmbedding:
-    """Token embeddings plus learned positions and the first segment embedding, if any.
+    """Token embeddings plus learned positions and the first segment embedding, if any."""
 
-    Parameters
-    ----------
-    tokens
-        (vocab, d_model), scaled as in the residual stream.
-    positions
-        (context, d_model), from the first position on, or None.
-    segment
-        (d_model,), or None.
-    norm
-        Norm of the sum, or None.
-    padding
-        The token that takes no position, in RoBERTa, or None.
-    """
-
-    tokens: Array
-    positions: Array | None
-    segment: Array | None
-    norm: Norm | None
-    padding: Padding | None = None
+    tokens: Array  # (vocab, d_model), scaled as in the residual stream
+    positions: Array | None  # (context, d_model), from the first position on, or None
+    segment: Array | None  # (d_model,), or None
+    norm: Norm | None  # norm of the sum, or None
+    padding: Padding | None = None  # the token that takes no position, in RoBERTa, or None
 
     @property
     def context(self) -> int | None:
@@ -121,22 +107,12 @@ def _input_ids(function: str, parameter: str, tokens: Any) -> Any:
 
 @dataclass(frozen=True)
 class PatchEmbedding:
-    """Square image patches in row order after a learned first vector, plus learned positions.
+    """Square image patches in row order after a learned first vector, plus learned positions."""
 
-    Parameters
-    ----------
-    kernel
-        (d_model, channels, p, p), the patch projection.
-    bias, first
-        (d_model,).
-    positions
-        (1 + patches, d_model).
-    """
-
-    kernel: Array
-    bias: Array
-    first: Array
-    positions: Array
+    kernel: Array  # (d_model, channels, p, p), the patch projection
+    bias: Array  # (d_model,)
+    first: Array  # (d_model,)
+    positions: Array  # (1 + patches, d_model)
 
     @property
     def context(self) -> int | None:

@@ -17,22 +17,12 @@ from tnlib_adapters.reference.weights import ResidualBlock
 
 @dataclass(frozen=True, eq=False)
 class CachedAttention:
-    """Values of one attention layer on variants of a sequence.
+    """Values of one attention layer on variants of a sequence."""
 
-    Parameters
-    ----------
-    keys, values
-        (kv_heads, variants, n, d_head) and (kv_heads, variants, n, d_value), of all positions.
-    patterns
-        (heads, variants, m, n): attention weights of the computed positions.
-    written
-        (variants, m, d_model): the output, before a norm behind the layer.
-    """
-
-    keys: Array
-    values: Array
-    patterns: Array
-    written: Array
+    keys: Array  # (kv_heads, variants, n, d_head), of all positions
+    values: Array  # (kv_heads, variants, n, d_value), of all positions
+    patterns: Array  # (heads, variants, m, n): attention weights of the computed positions
+    written: Array  # (variants, m, d_model): the output, before a norm behind the layer
 
 
 def run_last_positions(

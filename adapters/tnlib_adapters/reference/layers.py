@@ -18,18 +18,10 @@ from tnlib_adapters.attention.softmax import like, matmul, namespace_of, soft_ca
 
 @dataclass(frozen=True)
 class Activation:
-    """A function f of one variable with f(0) = 0, applied elementwise.
+    """A function f of one variable with f(0) = 0, applied elementwise."""
 
-    Parameters
-    ----------
-    secant
-        f(x) / x, the slope of the line from the origin; at 0 its limit from the right.
-    derivative
-        f'(x).
-    """
-
-    secant: Callable[[Array], Array]
-    derivative: Callable[[Array], Array]
+    secant: Callable[[Array], Array]  # f(x) / x, the slope of the line from the origin; at 0 its limit from the right
+    derivative: Callable[[Array], Array]  # f'(x)
 
     def __call__(self, x: Array) -> Array:
         """Return f(x), elementwise; for a tensor of torch also its gradient f'(x)."""

@@ -140,21 +140,11 @@ _SHOWN = 10  # rows of a printed table
 
 @dataclass(frozen=True, eq=False)
 class LayerPairs:
-    """Attributions of the heads of one attention layer.
+    """Attributions of the heads of one attention layer."""
 
-    Parameters
-    ----------
-    names
-        Writers of its input.
-    pairs
-        (heads, writers, writers), summed over the text.
-    offsets
-        (heads,): what ALiBi or a relative bias adds.
-    """
-
-    names: tuple[str, ...]
-    pairs: Array
-    offsets: Array
+    names: tuple[str, ...]  # writers of its input
+    pairs: Array  # (heads, writers, writers), summed over the text
+    offsets: Array  # (heads,): what ALiBi or a relative bias adds
 
 
 @dataclass(frozen=True, eq=False, repr=False)

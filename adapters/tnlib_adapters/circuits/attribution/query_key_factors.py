@@ -29,21 +29,11 @@ BIASES = "output biases"
 
 @dataclass(frozen=True, eq=False)
 class WriterGroup:
-    """Writers with outputs values[k] @ out[k]; `out` is None where `values` are the outputs.
+    """Writers with outputs values[k] @ out[k]; `out` is None where `values` are the outputs."""
 
-    Parameters
-    ----------
-    names
-        Of the writers.
-    values
-        (writers, n, r), or (writers, n, d_model).
-    out
-        (writers, r, d_model), or None.
-    """
-
-    names: tuple[str, ...]
-    values: Array
-    out: Array | None = None
+    names: tuple[str, ...]  # of the writers
+    values: Array  # (writers, n, r), or (writers, n, d_model)
+    out: Array | None = None  # (writers, r, d_model), or None
 
     def project(self, weight: Array, out: Array) -> None:
         """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
@@ -136,18 +126,10 @@ BIAS = "bias"
 
 @dataclass(frozen=True, eq=False)
 class QueryKeyFactors:
-    """Queries and keys by writer, of the heads that share a key head.
+    """Queries and keys by writer, of the heads that share a key head."""
 
-    Parameters
-    ----------
-    queries
-        (heads of the group, writers, n, d_head), scale included.
-    keys
-        (writers, n, d_head).
-    """
-
-    queries: Array
-    keys: Array
+    queries: Array  # (heads of the group, writers, n, d_head), scale included
+    keys: Array  # (writers, n, d_head)
 
 
 def writer_names(heads: FrozenHeads, writers: Writers) -> tuple[str, ...]:

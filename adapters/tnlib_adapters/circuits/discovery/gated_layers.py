@@ -81,21 +81,11 @@ class GatedHeads:
 
 @dataclass(frozen=True)
 class Reader:
-    """Rows of the gates (readers, writers) that read the stream at one place.
+    """Rows of the gates (readers, writers) that read the stream at one place."""
 
-    Parameters
-    ----------
-    rows
-        Rows of the gates.
-    n_before
-        Number of writers before this place.
-    segment
-        Index of the segment of the stream at this place.
-    """
-
-    rows: slice
-    n_before: int
-    segment: int
+    rows: slice  # rows of the gates
+    n_before: int  # number of writers before this place
+    segment: int  # index of the segment of the stream at this place
 
     def single(self, row: int) -> Reader:
         """Return one of these rows."""

@@ -35,21 +35,11 @@ def steps_of_model(model: RunningModel, streams: Streams, effort: str, *, in_bit
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """The weights of a model at their chosen options, by block.
-
-    Parameters
-    ----------
-    wiring
-        Of the model.
-    parts
-        Weights by module.
-    options
-        Their chosen options.
-    """
+    """The weights of a model at their chosen options, by block."""
 
     wiring: Wiring
-    parts: Mapping[str, LazyPart]
-    options: Mapping[str, Sequence[int]]
+    parts: Mapping[str, LazyPart]  # weights by module
+    options: Mapping[str, Sequence[int]]  # chosen, by module
 
     def of_block(self, k: int) -> Iterator[tuple[str, Any, int]]:
         """Yield projection or module, weight and option of every weight of a block, the attention first."""

@@ -278,18 +278,10 @@ def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class OnText:
-    """Outputs of the compressed model and of plain int8 compared with the original on a text.
+    """Outputs of the compressed model and of plain int8 compared with the original on a text."""
 
-    Parameters
-    ----------
-    after
-        The compressed model.
-    int8
-        The original with the compressed part in plain int8.
-    """
-
-    after: Evaluation
-    int8: Evaluation
+    after: Evaluation  # the compressed model
+    int8: Evaluation  # the original with the compressed part in plain int8
 
     def measures(self, forecast: Forecast) -> dict[str, float]:
         """Return the measures of the compressed model by name, and their predictions."""

@@ -45,28 +45,14 @@ _RIDGE = 1e-6  # of the refitted factor, relative to the mean moment
 
 @dataclass(frozen=True)
 class Option:
-    """A stored form of a weight.
+    """A stored form of a weight."""
 
-    Parameters
-    ----------
-    bits, group
-        Bits of a number, and numbers per scale, 0 for all of a column or component.
-    rank
-        Of two factors; None for the whole weight.
-    cost
-        Stored bits.
-    numbers
-        Stored numbers.
-    loss
-        Expected loss of the output.
-    """
-
-    bits: int
-    group: int
-    rank: int | None
-    cost: int
-    numbers: int
-    loss: float
+    bits: int  # of a number
+    group: int  # numbers per scale, 0 for all of a column or component
+    rank: int | None  # of two factors; None for the whole weight
+    cost: int  # stored bits
+    numbers: int  # stored numbers
+    loss: float  # expected loss of the output
 
 
 @dataclass(frozen=True)
