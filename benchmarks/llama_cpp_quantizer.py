@@ -19,7 +19,7 @@ import click
 import numpy as np
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
-from tnlib_adapters.compression.layouts.gguf import gguf_name, write_gguf
+from tnlib_adapters.compression.gguf_file import gguf_name, write_gguf
 
 HERE = Path(__file__).parent
 WINDOW = 256

@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 from engines.trained_llama import train  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.layouts.gguf import write_gguf  # noqa: E402
+from tnlib_adapters.compression.gguf_file import write_gguf  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]

@@ -15,7 +15,7 @@ from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, meas
 from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
 from tnlib_adapters.compression.executor import Workers
-from tnlib_adapters.compression.layouts.gguf import to_gguf
+from tnlib_adapters.compression.gguf_file import to_gguf
 from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of

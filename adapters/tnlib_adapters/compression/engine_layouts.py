@@ -122,6 +122,6 @@ def check_engine(layout: str, checkpoint: Checkpoint) -> None:
                     f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
                 )
     if layout == GGUF:
-        from tnlib_adapters.compression.layouts.gguf import check_gguf
+        from tnlib_adapters.compression.gguf_file import check_gguf
 
         check_gguf(checkpoint)

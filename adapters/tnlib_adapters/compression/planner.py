@@ -40,11 +40,7 @@ def make_plan(
     """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
 
     `workspace` has the memory and the temporary files of the factors; None for the default memory, without files.
-
-    Raises
-    ------
-    ArgumentError
-        If no allocation meets the request, the text is too short, or the statistics file is of another model or text.
+    Raises `ArgumentError` if no allocation meets the request, or the text is too short.
     """
     factorisation = _factorise(source, request, text, progress, workspace or Workspace())
     plan = factorisation.plan_of(_choose(factorisation, request), progress)
@@ -89,23 +85,8 @@ def factorise(
 ) -> Factorisation:
     """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
 
-    Parameters
-    ----------
-    checkpoint
-        Not compressed.
-    method
-        A key of `METHODS`.
-    progress
-        Called as progress(stage, done, total).
-    what
-        "all", "linear", "attention" or "mlp".
-    workspace
-        Memory and temporary files of the factors; None for the default memory, without files.
-
-    Raises
-    ------
-    ArgumentError
-        If the method is not known, this model cannot run it, or the checkpoint is already compressed.
+    `workspace` has the memory and temporary files of the factors; None for the default memory, without files. Raises
+    `ArgumentError` if the method is not known, this model cannot run it, or the checkpoint is already compressed.
     """
     check_method("compress", method)
     check_uncompressed("compress", checkpoint)

@@ -28,18 +28,8 @@ if TYPE_CHECKING:
 class SourceModel:
     """A checkpoint as a running model, made at its first use and only once.
 
-    Every step that changes weights works on a copy and drops it.
-
-    Parameters
-    ----------
-    checkpoint
-        Of a model of text, with its tokenizer.
-    max_tokens
-        Tokens that are read of each line of a text, or in each window.
-    limits
-        Memory of the running model; None for the defaults.
-    placement
-        Its device and dtype; None for float32 on the host.
+    Every step that changes weights works on a copy and drops it. `max_tokens` are read of each line of a text, or in
+    each window. Without `limits` and `placement` the memory is the default, and the model in float32 on the host.
     """
 
     def __init__(

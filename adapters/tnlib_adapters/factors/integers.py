@@ -176,21 +176,8 @@ class Integers:
 
     @classmethod
     def from_stored(cls, stored: Array, scales: Array, format: IntegerFormat, shape: Shape) -> Integers:
-        """Return an array from its codes and scales as stored.
+        """Return an array of this shape from its codes and scales as stored: packed bytes, or int8.
 
-        Parameters
-        ----------
-        stored
-            Codes of `format.stored_shape(shape)`: uint8 where several are packed into bytes, otherwise int8.
-        scales
-            Of `format.scale_shape(shape)`.
-        format
-            Bits and groups.
-        shape
-            Shape of the array.
-
-        Examples
-        --------
         >>> form = IntegerFormat(4, axis=0)
         >>> stored = pack(np.array([1, 2, 15], np.uint8), 4, axis=0)
         >>> Integers.from_stored(stored, np.array([2.0]), form, (3,)).values().tolist()
@@ -269,22 +256,10 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
 
 
 def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
-    """Return int8 and a float32 scale per slice along an axis; their product approximates `a`.
+    """Return int8 and a float32 scale per slice along an axis; their product approximates the real array `a`.
 
-    Parameters
-    ----------
-    a
-        Real array.
-    leg
-        Axis of the slices.
+    Integers are from -127 to 127, symmetric, so that 0 is exact; scales have length 1 along all other axes.
 
-    Returns
-    -------
-    tuple of ndarray
-        Integers from -127 to 127, symmetric, so that 0 is exact; and scales of length 1 along all other axes.
-
-    Examples
-    --------
     >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
     >>> q.tolist(), scale.shape
     ([[127, 127], [-64, 32]], (1, 2))

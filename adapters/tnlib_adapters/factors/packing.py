@@ -15,29 +15,10 @@ from tnlib._typing import Array
 
 
 def pack(codes: Array, bits: int, axis: int) -> Array:
-    """Return codes packed along an axis, which becomes the last one.
+    """Return uint8 codes below 2^bits packed along an axis, which becomes the last one: `bits` bytes for 8 codes.
 
-    Parameters
-    ----------
-    codes
-        uint8, below 2^bits.
-    bits
-        Bits of a code, below 8.
-    axis
-        Axis of the groups.
+    The other axes keep their order. Raises `ArgumentError` if a code does not fit.
 
-    Returns
-    -------
-    ndarray
-        uint8, `bits` bytes for 8 codes; the other axes keep their order.
-
-    Raises
-    ------
-    ArgumentError
-        If a code does not fit.
-
-    Examples
-    --------
     >>> pack(np.array([1, 2, 3], np.uint8), 4, axis=0).tolist()  # padded to 8 numbers
     [33, 3, 0, 0]
     """
@@ -59,21 +40,8 @@ def pack(codes: Array, bits: int, axis: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
-    """Return the codes from packed bytes, the inverse of `pack`.
+    """Return the codes from packed bytes (other axes, bytes), the inverse of `pack`; those of the padding are dropped.
 
-    Parameters
-    ----------
-    packed
-        uint8, (other axes, bytes).
-    bits
-        Bits of a code.
-    axis
-        Axis of the groups, moved back here.
-    length
-        Its length; the codes of the padding are dropped.
-
-    Examples
-    --------
     >>> unpack(np.array([33, 3, 0, 0], np.uint8), 4, axis=0, length=3).tolist()
     [1, 2, 3]
     """

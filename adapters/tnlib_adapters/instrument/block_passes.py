@@ -236,12 +236,7 @@ def run_blocks(frame: Frame, streams: Streams) -> Iterator[tuple[int, int]]:
 class Outputs:
     """Outputs of a model for batches, each computed when it is used from the output of the last block, in a file.
 
-    Parameters
-    ----------
-    model, batches
-        The model runs block by block on all batches, once.
-    progress
-        Called as progress(done, total).
+    The model runs block by block on all batches, once; progress is called as progress(done, total).
     """
 
     def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:

@@ -175,23 +175,9 @@ def fit_layers(
 ) -> Iterator[Products]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
 
-    Parameters
-    ----------
-    model
-        Model with its original weights.
-    streams
-        For the streams of the calibration batches between layers.
-    start
-        Function from a layer index to its truncated weights.
-    tables
-        Truncated tables of embeddings, by module: they feed the first layer.
-    n_steps
-        Gradient steps in a layer.
-    first
-        First layer; those before it were fitted in an earlier run on the same streams. When a layer is asked for, the
-        one before it must be saved: the streams from which it was fitted are deleted.
-    progress
-        Called as progress(stage, done, total).
+    `start` returns the truncated weights of a layer; truncated `tables` of embeddings, by module, feed the first one.
+    Layers before `first` were fitted in an earlier run on the same streams. When a layer is asked for, the one before
+    it must be saved: the streams from which it was fitted are deleted.
     """
     both = FitStreams(model, streams, tables, first)
 

@@ -88,18 +88,7 @@ def observe_block(
 ) -> Observed:
     """Run the k-th block on the stream x; return inputs, gradients at outputs, and the gradient at x.
 
-    Parameters
-    ----------
-    model, k
-        The model and the index of the block.
-    x, call
-        Input of the block, and its further arguments.
-    batch
-        Tokens of x.
-    places
-        Places in this block.
-    gradient
-        Gradient of the probe at the output of the block.
+    `places` are those in this block, `gradient` that of the probe at its output, (texts, tokens, d_model) as x.
     """
     wrote: dict[str, Tensor] = {}
     with _keeping_reads(places) as reads, _keeping_writes(places, wrote), torch.enable_grad():

@@ -296,20 +296,10 @@ def must_agree(size: int, other: int) -> None:
 def dequantized(
     codes: Tensor, scales: Tensor, form: IntegerFormat, axis: int, length: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the values of stored codes.
+    """Return the values of stored codes, whose groups lie along an axis of the result of this length.
 
-    Parameters
-    ----------
-    codes
-        As stored: of the shape of the array, or packed, (other axes, bytes).
-    scales
-        With as many entries along `axis` as groups.
-    form
-        Bits and groups.
-    axis, length
-        Axis of the groups among the axes of the result, and its length.
-    dtype
-        Of the result.
+    Packed codes are (other axes, bytes), others of the shape of the array; scales have as many entries along the axis
+    as groups.
     """
     if form.n_groups(length) == 1 and not form.is_packed:
         return codes.to(dtype) * scales.to(dtype)

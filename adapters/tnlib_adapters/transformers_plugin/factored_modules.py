@@ -38,21 +38,9 @@ STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, whi
 def make_layer(
     described: Description, factors: Factors | Borrowed, names: str = "", sizes: Sizes | None = None
 ) -> FactoredLinear:
-    """Return the layer of a factored matrix, without a bias parameter.
+    """Return the layer of a factored matrix, without a bias parameter; `FileFormatError` if its factors do not fit.
 
-    Parameters
-    ----------
-    described, factors
-        Description and factors of the matrix.
-    names
-        The projections that the layer computes, out of those of the matrix; "" for the weight of a module.
-    sizes
-        Sizes of the model; None for the weight of a module.
-
-    Raises
-    ------
-    FileFormatError
-        If the factors do not fit together, or not to the sizes of the model.
+    The layer computes the projections `names` out of those of the matrix, or "", without `sizes`, the weight of a module.
     """
     try:
         layer = MAKE[described.kind](described, factors, names, sizes)
@@ -212,13 +200,7 @@ def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -
 def build(
     described: Sequence[Description], held: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
 ) -> FactoredLinear | SideBySide:
-    """Return the module that computes the projections `held`, without a bias parameter.
-
-    Raises
-    ------
-    FileFormatError
-        If the factors do not fit together, or not to the sizes of the model.
-    """
+    """Return the module that computes the projections `held`, without a bias parameter; errors as in `make_layer`."""
     layers: dict[str, FactoredLinear] = {}
     for description in described:
         own = "".join(name for name in held if name in description.of)
@@ -238,18 +220,9 @@ def _together(own: str, sizes: Sizes) -> list[str]:
 
 
 class FactoredEmbedding(nn.Module):
-    """Rows of a factored matrix, looked up by token.
+    """Rows of a factored matrix, looked up by token, times a scale that is kept outside the factors.
 
-    Parameters
-    ----------
-    described
-        Description of the matrix.
-    like
-        Tensor of the dtype and device of new factors.
-    scale
-        Factor of the rows, kept outside the factors.
-    tied
-        Embedding whose factors these are, too; None for factors of its own.
+    `like` has the dtype and device of new factors; those of another embedding are shared if it is `tied`.
     """
 
     def __init__(

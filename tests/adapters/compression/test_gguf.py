@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.layouts.gguf import blocks, write_gguf  # noqa: E402
+from tnlib_adapters.compression.gguf_file import blocks, write_gguf  # noqa: E402
 from tnlib_adapters.factors.engine_tensors import COMPRESSED_TENSORS, DESCRIBE, ENCODE  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.files.folder import write_folder  # noqa: E402

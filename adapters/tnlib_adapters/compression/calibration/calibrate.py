@@ -89,22 +89,8 @@ def factorise_calibrated(
 ) -> Factorisation:
     """Factorise the weights of a request by the statistics of a text; the chosen factors are fitted on it.
 
-    Parameters
-    ----------
-    source
-        The checkpoint, not compressed, and its running model.
-    text
-        Token ids of the calibration text.
-    request
-        Compressed part, folder of an interrupted run, effort and progress; there is no fit with
-        effort "low".
-    workspace
-        Memory and temporary files of the factors.
-
-    Raises
-    ------
-    ArgumentError
-        If the text is too short, or the folder belongs to another model, text or choice of weights.
+    There is no fit with effort "low". Raises `ArgumentError` if the text is too short, or the folder of the run belongs
+    to another model, text or choice of weights.
     """
     checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
     batches, folder = model.batches(text), CalibrationFolder(request.folder)
@@ -137,22 +123,9 @@ def fit_factors(
     *,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-    """Yield the factors of every layer and matrix after the block-wise reconstruction.
+    """Yield the factors of every layer and matrix after the block-wise reconstruction in `n_steps` steps a layer.
 
-    Parameters
-    ----------
-    model
-        The original.
-    parts
-        Calibrated layers and matrices by module.
-    options
-        Their chosen sizes.
-    streams
-        As in `fit_layers`. The factors of blocks that are done are in their folder, and are not fitted again.
-    n_steps
-        Optimizer steps per layer.
-    progress
-        Called as progress(stage, done, total).
+    The factors of blocks that are done are in the folder of the streams, and are not fitted again.
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 

@@ -38,22 +38,9 @@ def collect_calibration(
 ) -> dict[str, LazyPart]:
     """Return the layers and other weights that a request selects, by module, factorised by statistics of a text.
 
-    The statistics are collected block by block.
-
-    Parameters
-    ----------
-    checkpoint, model
-        The model on disk, and running.
-    batches
-        Batches of the calibration text.
-    parts_of
-        Function that factorises the weights of a group.
-    request
-        Compressed part, effort and progress.
-    folder
-        Folder for what is between blocks, and of statistics that are used again; None for a temporary one.
-    workspace
-        Memory and temporary files of the factorised weights, and the executor that makes them.
+    The statistics are collected block by block; `parts_of` factorises the weights of a group. Without a `folder`, what
+    is between blocks is in a temporary one. `workspace` has the memory and files of the factorised weights, and the
+    executor.
     """
     what, folder, workspace = request.what, folder or CalibrationFolder(), workspace or Workspace()
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")

@@ -59,14 +59,9 @@ def collect(
     *,
     workspace: Workspace | None = None,
 ) -> Statistics:
-    """Return the statistics of the batches.
+    """Return the statistics of the batches; parameters are those of `collect_groups`.
 
-    Parameters
-    ----------
-    model, places, batches, progress
-        Those of `collect_groups`.
-    workspace
-        Memory and temporary files of what is returned; None for the default memory, without files.
+    `workspace` has the memory and temporary files of what is returned; None for the default memory, without files.
     """
     from tnlib_adapters.instrument.block_passes import Streams
 
@@ -91,24 +86,10 @@ def collect_groups(
     save: Callable[[int, Statistics], None],
     done: Collection[int] = (),
 ) -> None:
-    """Collect the statistics of the batches block by block, last to first.
+    """Collect the statistics of the batches block by block, last to first, and `save` every group as it is complete.
 
-    Parameters
-    ----------
-    model
-        The model; the weights of one block are in memory at a time if all do not fit.
-    places
-        Weights, see `find_places`.
-    batches
-        Batches of the text.
-    progress
-        Called as progress(stage, done, total).
-    streams
-        For streams between blocks; those that are stored are used again.
-    save
-        Called with every group as it is done.
-    done
-        Groups that are saved already.
+    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again, and
+    groups that are `done` are left out.
     """
     _Collection(model, places, batches, streams, progress).run(save, done)
 

@@ -42,12 +42,7 @@ _DAMPED = 0.01  # of the mean moment, added before an inverse is applied
 class WeightedMoments:
     """Sums over batches of the moments of one group of weights.
 
-    Parameters
-    ----------
-    model, places
-        The running model, and the weights of the group.
-    workspace
-        Files of inputs and gradients for a model that does not fit in memory, or None.
+    With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
     """
 
     def __init__(self, model: RunningModel, places: Places, workspace: Workspace | None) -> None:

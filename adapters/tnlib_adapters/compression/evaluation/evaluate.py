@@ -176,17 +176,7 @@ def evaluate_running(
 class Reference:
     """A running model on a text, to compare others with. Every model runs block by block, and this one only once.
 
-    Parameters
-    ----------
-    model
-        The original.
-    text
-        Text of at least one line of two tokens, or sequences of token ids.
-
-    Raises
-    ------
-    ArgumentError
-        If the text is too short.
+    Raises `ArgumentError` if the text has no line of two tokens.
     """
 
     def __init__(self, model: RunningModel, text: str | TokenSequences) -> None:
@@ -198,13 +188,7 @@ class Reference:
             )
 
     def compare(self, other: RunningModel, progress: Progress = quiet) -> Evaluation:
-        """Compare another model with the original.
-
-        Raises
-        ------
-        ArgumentError
-            If it is of another architecture or size.
-        """
+        """Compare another model with the original; `ArgumentError` if it is of another architecture or size."""
         from tnlib_adapters.instrument.block_passes import Outputs
 
         model, batches = self._model, self._batches

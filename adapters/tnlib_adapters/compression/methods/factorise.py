@@ -94,16 +94,9 @@ def factorise_projections(
 
 
 def factorise_layer(method: Method, projections: Projections, sizes: Sizes, *, rotary: bool = False) -> Factorised:
-    """Factorise the attention of a layer.
+    """Factorise the attention of a layer by a row of unit "matrix" or "layer".
 
-    Parameters
-    ----------
-    method
-        A row of unit "matrix" or "layer".
-    projections, sizes
-        Of the layer.
-    rotary
-        True if rotary embeddings or norms act between queries and keys.
+    `rotary` is True if rotary embeddings or norms act between queries and keys.
     """
     if method.unit == "matrix":
         return factorise_projections(projections, partial(factorise_weight, method))

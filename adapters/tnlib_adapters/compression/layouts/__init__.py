@@ -1,1 +1,0 @@
-"""Layouts that store a compressed model as a smaller model of an architecture that transformers knows."""
