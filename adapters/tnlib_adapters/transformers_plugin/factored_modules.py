@@ -40,7 +40,7 @@ def make_layer(
 ) -> FactoredLinear:
     """Return the layer of a factored matrix, without a bias parameter; `FileFormatError` if its factors do not fit.
 
-    The layer computes the projections `names` out of those of the matrix, or "", without `sizes`, the weight of a module.
+    The layer computes the projections `names` of those of the matrix, or "", without `sizes`, the weight of a module.
     """
     try:
         layer = MAKE[described.kind](described, factors, names, sizes)
