@@ -69,13 +69,12 @@ def compress(
         and of models without feed-forward layers, only "attention" is compressed.
     method
         "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix; "ttm" stores each
-        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). With
-        calibration data, all but "cp" measure errors on its inputs. "calibrated" requires them: every weight
-        keeps the components with the largest effect on the output, and every layer is fitted to the outputs of the
-        original layer. "quantized" requires them too: every weight is rounded so that errors compensate each other, and
-        every layer is fitted with rounding. None without calibration data is "heads", or "matrix" for "mlp" and plain
-        rounding; with them, "calibrated" for `keep`, `flops` or `max_error`, otherwise "quantized", with 4 bits unless
-        `bits` or `store` is given.
+        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). These take
+        no calibration data, the others require them: in "calibrated" every weight keeps the components with the largest
+        effect on the output, in "quantized" it is rounded so that errors compensate each other; then every layer is
+        fitted to the outputs of the original layer. None without calibration data is "heads", or "matrix" for "mlp" and
+        plain rounding; with them, "calibrated" for `keep`, `flops` or `max_error`, otherwise "quantized", with 4 bits
+        unless `bits` or `store` is given.
     layout
         "factored" stores the factors; "dense" their products under the original names. "gptq", "compressed-tensors" and
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need
