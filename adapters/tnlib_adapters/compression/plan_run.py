@@ -24,7 +24,7 @@ from tnlib_adapters.compression.methods.other_matrices import (
     names_of,
     widest_component,
 )
-from tnlib_adapters.compression.methods.quantized import QuantizedWeight
+from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
 from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
@@ -262,7 +262,7 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     if request.calibration is None:
         factorise_weight(row, weight)
     elif request.in_bits:
-        forms = QuantizedWeight(weight, reads, slopes, 1.0, by_row=is_table, forms=forms_of(request))
+        forms = QuantizedWeight(weight, Metric(reads, slopes), by_row=is_table, forms=forms_of(request))
         forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
     else:
         components_on_device(weight, reads, slopes, request.run.device)

@@ -197,7 +197,7 @@ def _fit_block(block: Block, streams: FitStreams, start: Products, order: Sequen
     """Return the fitted weights of a block, and store the streams after it."""
     best = start
     if start.parts:  # otherwise nothing of the block is truncated
-        refitted = _refit_output(block, streams, start)
+        refitted = refit_output(block, streams, start)
         descended = descend(block, streams, refitted, order)
         release_free_memory()
         candidates: tuple[Callable[[], Products], ...] = (
@@ -231,7 +231,7 @@ def blocks_to_fit(
     progress("fitting layers", n, n)
 
 
-def _refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
+def refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
     """Return `start` with the last factor of W_O and its bias refitted, if W_O is truncated."""
     if "o" not in start.factors:
         return start

@@ -383,7 +383,7 @@ def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[N
         handle.remove()
 
 
-class _Stopped(Exception):
+class _Reached(Exception):
     """Raised after the last module that has to run."""
 
 
@@ -392,11 +392,11 @@ def stopping_after(module: nn.Module) -> Iterator[None]:
     """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
 
     def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
-        raise _Stopped
+        raise _Reached
 
     handle = module.register_forward_hook(hook)
     try:
-        with suppress(_Stopped):
+        with suppress(_Reached):
             yield
     finally:
         handle.remove()

@@ -92,6 +92,6 @@ def test_texts_that_do_not_fit_are_refused(llama: Any, monkeypatch: pytest.Monke
         path_orders(found, "layers")
     with refused(ArgumentError, "k"):
         strongest_paths(found, 0)
-    monkeypatch.setattr(strongest, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(strongest, "MOST_BYTES", 1000)
     with refused(ArgumentError, "freeze a text of at most"):
         strongest_paths(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import unchanged
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import components, rounding_loss
-from tnlib_adapters.compression.methods.quantized import Forms, QuantizedWeight
+from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 
 Array = np.ndarray
@@ -227,7 +227,7 @@ def test_zeros_have_one_stored_form(reads: str) -> None:
     """Their components are arbitrary, and moments of these are no moments to roundoff."""
     rng = np.random.default_rng(0)
     m, n = 130, 129
-    own = QuantizedWeight(np.zeros((m, n), np.float32), moments(reads, m, rng), moments("singular", n, rng), 1.0)
+    own = QuantizedWeight(np.zeros((m, n), np.float32), Metric(moments(reads, m, rng), moments("singular", n, rng)))
     (option,) = own.options
     assert (option.bits, option.rank, option.loss) == (2, None, 0)
     assert not own.rounded(0).values().any()
@@ -243,7 +243,7 @@ def draw_weight(m: int, n: int, spectrum: Array, seed: int = 0) -> tuple[Array, 
 
 def test_mixed_factors_lose_less_than_components_apart() -> None:
     weight, reads, slopes = draw_weight(60, 50, 0.8 ** np.arange(50))
-    own = QuantizedWeight(weight, reads, slopes, 1.0)
+    own = QuantizedWeight(weight, Metric(reads, slopes))
     factors = [(k, option) for k, option in enumerate(own.options) if option.rank is not None and option.bits == 3]
     (k, option) = factors[-1]
     both = components(weight.astype(np.float64), reads, slopes)
@@ -259,7 +259,7 @@ def test_mixed_factors_lose_less_than_components_apart() -> None:
 def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> None:
     """Those of factors are interpolated over ranks, those above 4 bits extrapolated; the descent lowers all."""
     weight, reads, slopes = draw_weight(70, 64, 0.95 ** np.arange(64))
-    own = QuantizedWeight(weight, reads, slopes, 2.0, forms=Forms(fewer_numbers=fewer_numbers))
+    own = QuantizedWeight(weight, Metric(reads, slopes, 2.0), forms=Forms(fewer_numbers=fewer_numbers))
     forms = {(option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
     assert {(False, 4), (True, 2), (True, 3)} <= forms.keys()
     assert ((True, 6) in forms) == fewer_numbers
@@ -275,7 +275,7 @@ def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> No
 @pytest.mark.parametrize("fewer_numbers", [False, True])
 def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
     weight, reads, slopes = draw_weight(40, 90, 0.9 ** np.arange(40))
-    options = QuantizedWeight(weight, reads, slopes, 1.0, forms=Forms(fewer_numbers=fewer_numbers)).options
+    options = QuantizedWeight(weight, Metric(reads, slopes), forms=Forms(fewer_numbers=fewer_numbers)).options
     for a, b in itertools.permutations(options, 2):
         assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
     is_fewer = [option.numbers < weight.size and option.bits > 3 for option in options]

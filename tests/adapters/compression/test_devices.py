@@ -80,7 +80,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         hosted.append(value.dtype)
         return np.zeros(1, np.float32)
 
-    monkeypatch.setattr(weighted_moments, "_on_host", to_host)
+    monkeypatch.setattr(weighted_moments, "on_host", to_host)
     projections, matrices = checkpoint.projections(1), checkpoint.wiring.layers[1].feed_forward_matrices
     weights = {name: projections.weights[name] for name in NAMES}
     weights |= {own.name: own.on_rows(checkpoint.read(own.weight)) for own in matrices}
@@ -114,7 +114,7 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     start = start.each(lambda a: as_tensor(a, model.device))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "__bool__", lambda _: True)
-        refitted = layer_fit._refit_output(block, streams, start)
+        refitted = layer_fit.refit_output(block, streams, start)
         patch.setattr(torch.Tensor, "__float__", lambda _: 1.0)
         descended = layer_fit.descend(block, streams, refitted, [0])
     assert {part.device for part in descended.parts} == {DEVICE}

@@ -28,7 +28,7 @@ from tnlib_adapters.frozen.frozen_heads import FrozenHeads
 from tnlib_adapters.frozen.frozen_model import FrozenBlock
 from tnlib_adapters.result_table import Columns, Table
 
-_MOST_BYTES = 2 << 30  # of the streams below all heads, which are held at once
+MOST_BYTES = 2 << 30  # of the streams below all heads, which are held at once
 _SHOWN = 12
 
 
@@ -217,9 +217,9 @@ def _largest(products: Array, k: int) -> Array:
 def _check_memory(layers: Sequence[_Layer], embedding: Array) -> None:
     counts = np.cumsum([1, *(len(layer.names) for layer in layers[:-1])])
     n_bytes = int(counts.sum()) * embedding.nbytes
-    if n_bytes > _MOST_BYTES:
+    if n_bytes > MOST_BYTES:
         raise ArgumentError(
-            f"strongest_paths: the streams below all heads must fit into {_MOST_BYTES >> 30} GiB, got "
+            f"strongest_paths: the streams below all heads must fit into {MOST_BYTES >> 30} GiB, got "
             f"{n_bytes / 2**30:.1f} GiB for {len(embedding)} positions; freeze a text of at most "
-            f"{len(embedding) * _MOST_BYTES // n_bytes}."
+            f"{len(embedding) * MOST_BYTES // n_bytes}."
         )

@@ -158,6 +158,6 @@ def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Product
     factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
     for name, own, option in weights:
         factors |= {name: held} if (held := own.factors(option)) else {}
-        biased |= {name} if own.is_biased else set()
-        output_bias = own.output_bias if name == "o" else output_bias
+        biased |= {name} if own.projection.is_biased else set()
+        output_bias = own.projection.output_bias if name == "o" else output_bias
     return Products(factors, frozenset(biased), output_bias)

@@ -21,7 +21,7 @@ from tnlib_adapters.compression.methods.components import damped, moments_of_row
 from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.factorise import ModuleWeights
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
-from tnlib_adapters.compression.methods.quantized import Forms, QuantizedWeight, RoundedProduct
+from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, RoundedProduct, StoredBias
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
@@ -146,27 +146,24 @@ def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> ModuleWe
             count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
             mean, reads = sums / count, reads - np.outer(sums, sums) / count
         (scale,) = statistics.scales[f"{k}.{name}"]
-        metric, stored = (reads, statistics.slopes[f"{k}.{name}"]), 0 if bias is None else float_bits * bias.size
-        weights[name] = QuantizedWeight(
-            weight, *metric, float(scale), of=name, bias=bias, mean=mean, bias_bits=stored, forms=forms
-        )
+        stored = StoredBias(0 if bias is None else float_bits * bias.size, bias, mean)
+        metric = Metric(reads, statistics.slopes[f"{k}.{name}"], float(scale))
+        weights[name] = QuantizedWeight(weight, metric, of=name, bias=stored, forms=forms)
     return ModuleWeights(weights)
 
 
 def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Forms) -> ModuleWeights:
     """Return the options of a matrix outside the attention; its bias stays as it is."""
     wiring, (weight, n_bias) = checkpoint.wiring, group.weights[name]
-    metric, scale = _metric(wiring, name, weight, group.statistics)
+    metric = _metric(wiring, name, weight, group.statistics)
     bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
-    stored, is_table = 0 if bias is None else 8 * (bias.end - bias.begin), wiring.is_embedding(name)
-    quantized = QuantizedWeight(weight, *metric, scale, bias_bits=stored, by_row=is_table, forms=forms)
+    stored = StoredBias(0 if bias is None else 8 * (bias.end - bias.begin))
+    quantized = QuantizedWeight(weight, metric, bias=stored, by_row=wiring.is_embedding(name), forms=forms)
     return ModuleWeights({"": quantized}, n_bias)
 
 
-def _metric(
-    wiring: Wiring, name: str, weight: Array, statistics: Statistics
-) -> tuple[tuple[Array | None, Array | None], float]:
-    """Return the moments of rows and columns of a matrix, and the loss per unit of `rounding_loss` in this metric.
+def _metric(wiring: Wiring, name: str, weight: Array, statistics: Statistics) -> Metric:
+    """Return the moments of rows and columns of a matrix, and the loss of the output in them.
 
     Rounding errors E of tables are white in the metric, as those of other weights are, and terms of different tokens
     are independent. With N tokens, the sum e of |p|^2 over logits and a vocabulary V, losses are
@@ -178,15 +175,15 @@ def _metric(
     """
     reads, slopes, uses = statistics.reads, statistics.slopes, statistics.scales[name]
     if len(uses) == 1:
-        return (reads[name], slopes[name]), float(uses[0])
+        return Metric(reads[name], slopes[name], float(uses[0]))
     energy, n_tokens, n_texts = uses.tolist()
     if wiring.is_unembedding(name):  # the gradients of the logits are as wide as the vocabulary
-        return (reads[name], None), energy / n_tokens / weight.shape[1] / n_texts
+        return Metric(reads[name], None, energy / n_tokens / weight.shape[1] / n_texts)
     if wiring.tied_key is None:
-        return (reads[name], slopes[name]), 1 / n_tokens / n_texts
+        return Metric(reads[name], slopes[name], 1 / n_tokens / n_texts)
     looked_up = moments_of_rows(weight, reads[name])
     predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
-    metric = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
+    nearest = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
     energy = float(statistics.scales[wiring.tied_key][0])
-    both = np.linalg.solve(damped(metric, _NEGLIGIBLE), slopes[name] + energy / n_tokens * reads[wiring.tied_key])
-    return (None, metric), float(np.trace(both)) / weight.size / n_texts
+    both = np.linalg.solve(damped(nearest, _NEGLIGIBLE), slopes[name] + energy / n_tokens * reads[wiring.tied_key])
+    return Metric(None, nearest, float(np.trace(both)) / weight.size / n_texts)

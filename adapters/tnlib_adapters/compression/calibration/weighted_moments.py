@@ -153,8 +153,8 @@ class MomentSums:
         for key in list(self._stored):
             for rows in self._stored.pop(key):
                 add_to(self._sums, key, _second_moments_on_device(rows.read()))
-            sums.add({key: _on_host(self._sums.pop(key))})
-        sums.add({key: _on_host(total) for key, total in self._sums.items()})
+            sums.add({key: on_host(self._sums.pop(key))})
+        sums.add({key: on_host(total) for key, total in self._sums.items()})
         return sums
 
     def _put_together(self, key: str) -> None:
@@ -174,7 +174,7 @@ class _StoredRows:
 
     def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
         self._device, self._stored = rows.device, StoredArrays(workspace)
-        self._stored.add({"rows": _on_host(rows)})
+        self._stored.add({"rows": on_host(rows)})
 
     def read(self) -> torch.Tensor:
         """Return the rows on their device."""
@@ -199,7 +199,7 @@ def _second_moments_on_device(x: torch.Tensor) -> Any:
     return flat.T @ flat
 
 
-def _on_host(values: Any) -> Array:
+def on_host(values: Any) -> Array:
     """Return an array, or a tensor of any device, as an array."""
     array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
     return array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,21 @@ from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
 from tnlib_adapters.factors.projections import Projections, Sizes
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A projection of the attention and its biases; the weight of a module has the name ""."""
+
+    name: str
+    n_in: int  # inputs, without a bias row
+    is_biased: bool = False  # the bias is 0 where no row of the weight holds it
+    output_bias: Array | None = None  # of projection "o"
+
+    @property
+    def has_bias_row(self) -> bool:
+        """True if the last row of the weight may be its bias."""
+        return self.is_biased and self.name != "o"
 
 
 class ComponentOptions:
@@ -26,14 +41,8 @@ class ComponentOptions:
         (in, out); of a projection with its bias as the last row, see `with_bias_row`.
     components
         Of `weight`.
-    of
-        The projection; "" for the weight of a module.
-    n_in
-        Inputs, without a bias row.
-    is_biased
-        True for a projection with a bias, which is 0 where no row holds it.
-    output_bias
-        Of projection "o".
+    projection
+        Of the attention, with its biases; None for the weight of a module.
     gauged
         True if factors are stored without gauge freedom: not for a table, where a look-up needs all rows of a factor.
     looked_up
@@ -44,47 +53,47 @@ class ComponentOptions:
         self,
         weight: Array,
         components: Components,
-        of: str = "",
+        projection: Projected | None = None,
         *,
-        n_in: int | None = None,
-        is_biased: bool = False,
-        output_bias: Array | None = None,
         gauged: bool = True,
         looked_up: bool = False,
     ) -> None:
-        self.weight, self.components, self.is_biased, self.output_bias = weight, components, is_biased, output_bias
-        self._of, self._n_in, self._gauged, self._looked_up = of, n_in or len(weight), gauged, looked_up
+        self.weight, self.components = weight, components
+        self.projection = projection or Projected("", len(weight))
+        self._gauged, self._looked_up = gauged, looked_up
 
     @property
     def curve(self) -> Curve:
         """Numbers and losses of 0, 1, ... components, then of the dense weight."""
-        n_dense = (self._n_in + (self.is_biased and self._of != "o")) * self.weight.shape[1]
+        place = self.projection
+        n_dense = (place.n_in + place.has_bias_row) * self.weight.shape[1]
         curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
-        return curve if self.output_bias is None else replace(curve, costs=curve.costs + self.output_bias.size)
+        return curve if place.output_bias is None else replace(curve, costs=curve.costs + place.output_bias.size)
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of an option."""
-        return self.packed(self.factors(option), self.output_bias)
+        return self.packed(self.factors(option), self.projection.output_bias)
 
     def factors(self, option: int) -> tuple[Array, ...]:
         """Return the matrices that are multiplied and fitted; () for a dense weight that is no projection."""
         if option < len(self.curve.costs) - 1:
             return self.components.first(option)
-        return (self.weight,) if self._of else ()
+        return (self.weight,) if self.projection.name else ()
 
     def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix with these factors."""
-        bias = {"bias": output_bias} if self._of == "o" and output_bias is not None else {}
+        place = self.projection
+        bias = {"bias": output_bias} if place.name == "o" and output_bias is not None else {}
         if len(factors) == 2 and self._gauged:
             left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
             arrays = self._cast({"left": left, "right": right} | bias)
-            return FactoredMatrix("interpolative", self._of, arrays, rows=rows, biases=self._of * self.is_biased)
+            return FactoredMatrix("interpolative", place.name, arrays, rows=rows, biases=place.name * place.is_biased)
         if len(factors) == 2:
-            return FactoredMatrix("low_rank", self._of, self._cast({"left": factors[0], "right": factors[1]}))
+            return FactoredMatrix("low_rank", place.name, self._cast({"left": factors[0], "right": factors[1]}))
         (weight,) = factors or (self.weight,)
-        if self.is_biased and self._of != "o":
-            bias = {"bias": weight[self._n_in] if len(weight) > self._n_in else np.zeros(weight.shape[1])}
-        return FactoredMatrix("dense", self._of, self._cast({whole_part(self._of): weight[: self._n_in]} | bias))
+        if place.has_bias_row:
+            bias = {"bias": weight[place.n_in] if len(weight) > place.n_in else np.zeros(weight.shape[1])}
+        return FactoredMatrix("dense", place.name, self._cast({whole_part(place.name): weight[: place.n_in]} | bias))
 
     def _cast(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         return {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
@@ -92,14 +101,9 @@ class ComponentOptions:
 
 def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:
     """Return a projection with folded biases by the components of `with_bias_row`."""
-    return ComponentOptions(
-        with_bias_row(folded, name),
-        components,
-        name,
-        n_in=len(folded.weights[name]),
-        is_biased=name in folded.biases,
-        output_bias=folded.biases.get("o") if name == "o" else None,
-    )
+    output_bias = folded.biases.get("o") if name == "o" else None
+    place = Projected(name, len(folded.weights[name]), name in folded.biases, output_bias)
+    return ComponentOptions(with_bias_row(folded, name), components, place)
 
 
 def with_bias_row(folded: Projections, name: str) -> Array:

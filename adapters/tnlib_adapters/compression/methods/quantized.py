@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,6 +100,34 @@ class Forms:
         return column + [group for group in self.groups if 0 < group < length]
 
 
+class Metric(NamedTuple):
+    """Second moments of the inputs and of the gradients at the output, see `round_compensated`."""
+
+    reads: Array | None
+    slopes: Array | None
+    scale: float = 1.0  # loss of the output per unit of `rounding_loss`
+
+    def loss(self, error: Array) -> float:
+        """Return the expected loss of the output for an error of the weight."""
+        return self.scale * rounding_loss(error, self.reads, self.slopes)
+
+
+@dataclass(frozen=True)
+class StoredBias:
+    """The bias beside a weight, which is not rounded."""
+
+    n_bits: int = 0
+    values: Array | None = None  # None: it stays in its own tensor
+    mean: Array | None = None  # input, by which rounding changes the mean output: that is subtracted. None to leave it
+
+    def beside(self, change: Array) -> Array | None:
+        """Return the values for a weight that rounding has changed: W - W'."""
+        if self.values is None or self.mean is None:
+            return self.values
+        shifted: Array = self.values + self.mean @ change
+        return shifted.astype(self.values.dtype)
+
+
 class QuantizedWeight:
     """A weight (m, n) and its stored forms, ordered by bits.
 
@@ -106,18 +135,12 @@ class QuantizedWeight:
     ----------
     weight
         Acting on rows, x @ weight.
-    reads, slopes
-        Second moments of the inputs and of the gradients at the output, see `round_compensated`.
-    loss_scale
-        Loss of the output per unit of `rounding_loss`.
+    metric
+        Of its errors.
     of
         The projection; "" for the weight of a module.
     bias
-        Of a projection that has one, stored as floats.
-    mean
-        Mean input: the mean of what rounding changes at the output is subtracted from the bias. None to leave it.
-    bias_bits
-        Bits of the stored bias.
+        Of the weight.
     by_row
         True for a table, whose rows have scales of their own, so that one is looked up without the others; it stays
         whole.
@@ -128,20 +151,15 @@ class QuantizedWeight:
     def __init__(
         self,
         weight: Array,
-        reads: Array | None,
-        slopes: Array | None,
-        loss_scale: float,
+        metric: Metric,
         *,
         of: str = "",
-        bias: Array | None = None,
-        mean: Array | None = None,
-        bias_bits: int = 0,
+        bias: StoredBias = StoredBias(),
         by_row: bool = False,
         forms: Forms = Forms(),
     ) -> None:
-        self.weight, self._reads, self._slopes = weight, reads, slopes
-        self._loss_scale, self._by_row, self._forms = loss_scale, by_row, forms
-        self._of, self._bias, self._mean, self._bias_bits = of, bias, mean, bias_bits
+        self.weight, self._metric, self._of, self._bias = weight, metric, of, bias
+        self._by_row, self._forms = by_row, forms
 
     @cached_property
     def options(self) -> list[Option]:
@@ -162,7 +180,8 @@ class QuantizedWeight:
         costs, losses, numbers = (
             np.array([getattr(o, of) for o in self.options]) for of in ("cost", "loss", "numbers")
         )
-        return Curve(costs + self._bias_bits, losses, numbers + (0 if self._bias is None else self._bias.size))
+        bias = self._bias
+        return Curve(costs + bias.n_bits, losses, numbers + (0 if bias.values is None else bias.values.size))
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the rounded weight in the form of an option."""
@@ -171,10 +190,7 @@ class QuantizedWeight:
 
     def bias_beside(self, product: RoundedProduct) -> Array | None:
         """Return the bias for a rounded weight."""
-        if self._bias is None or self._mean is None:
-            return self._bias
-        shifted: Array = self._bias + self._mean @ (self.weight - product.values())
-        return shifted.astype(self._bias.dtype)
+        return self._bias.beside(self.weight - product.values())
 
     def packed(self, integers: tuple[Integers, ...], bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix of the rounded parts of the weight, see `weight_of_parts`."""
@@ -193,14 +209,14 @@ class QuantizedWeight:
 
     def _round(self, whole: Array, option: Option) -> Integers:
         form = IntegerFormat(option.bits, int(self._by_row), option.group, self._forms.has_zero)
-        return round_compensated(whole, form, self._reads, self._slopes)
+        return round_compensated(whole, form, self._metric.reads, self._metric.slopes)
 
     def _whole(self) -> list[Option]:
         """Return the whole weight in all widths and groups, with losses relative to the measured one at 3 bits."""
         axis, options = int(self._by_row), list[Option]()
         for group in self._forms.groups_of(self.weight.shape[axis]):
             form = IntegerFormat(_MEASURED, axis, group, self._forms.has_zero)
-            rounded = round_compensated(self.weight, form, self._reads, self._slopes, descend=False)
+            rounded = round_compensated(self.weight, form, self._metric.reads, self._metric.slopes, descend=False)
             measured = self._loss(rounded.values())
             for bits in self._forms.widths:
                 form = IntegerFormat(bits, axis, group if bits < 8 or self._forms.has_zero else 0, self._forms.has_zero)
@@ -217,7 +233,7 @@ class QuantizedWeight:
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
-        truncated = self._loss_scale * self._truncated
+        truncated = self._metric.scale * self._truncated
         losses = [self._loss(self._product(rank, _MEASURED, descend=False).values()) for rank in ranks]
         rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
         measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
@@ -230,12 +246,12 @@ class QuantizedWeight:
 
     @cached_property
     def _components(self) -> Components:
-        return components(self.weight.astype(np.float64), self._reads, self._slopes)
+        return components(self.weight.astype(np.float64), self._metric.reads, self._metric.slopes)
 
     @property
     def _truncated(self) -> Array:
         """`rounding_loss` of the first 0, 1, ... components."""
-        total = rounding_loss(self.weight.astype(np.float64), self._reads, self._slopes)
+        total = rounding_loss(self.weight.astype(np.float64), self._metric.reads, self._metric.slopes)
         truncated: Array = total * self._components.lost
         return truncated
 
@@ -244,14 +260,14 @@ class QuantizedWeight:
         mixing = _cosine_transform(rank)
         left, right = self._components.left[:, :rank] @ mixing, mixing.T @ self._components.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
-        inner = right @ right.T if self._slopes is None else right @ self._slopes @ right.T
-        first = round_compensated(left, forms[0], self._reads, inner, descend=descend)
+        inner = right @ right.T if self._metric.slopes is None else right @ self._metric.slopes @ right.T
+        first = round_compensated(left, forms[0], self._metric.reads, inner, descend=descend)
         held = first.values(np.float64)
-        weighted = held if self._reads is None else multiply_rows(self._reads, held)
+        weighted = held if self._metric.reads is None else multiply_rows(self._metric.reads, held)
         moments = held.T @ weighted
         damped = moments + _RIDGE * (np.trace(moments) / rank or 1.0) * np.eye(rank)
         refitted = np.linalg.solve(damped, weighted.T @ self.weight)
-        second = round_compensated(refitted, forms[1], moments, self._slopes, descend=descend)
+        second = round_compensated(refitted, forms[1], moments, self._metric.slopes, descend=descend)
         return RoundedProduct((first, second), (left, refitted))
 
     def _rank(self, fraction: float) -> int:
@@ -265,7 +281,7 @@ class QuantizedWeight:
         return n_bits, rank * (m + n)
 
     def _loss(self, values: Array) -> float:
-        return self._loss_scale * rounding_loss(self.weight - values, self._reads, self._slopes)
+        return self._metric.loss(self.weight - values)
 
 
 def _cosine_transform(n: int) -> Array:
