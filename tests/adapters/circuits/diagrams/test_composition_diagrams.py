@@ -165,17 +165,6 @@ def test_every_end_has_a_name_and_nothing_stands_on_another(name: str, model: An
         assert diagram.title.startswith(f"{name}: ")
 
 
-def test_all_are_painted_inside_the_picture(model: Any) -> None:
-    axes = tnlib.draw(term_diagram("QKV", (model.attention(1), H), (model.attention(0), G))).figure.axes[0]
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    back = axes.transData.inverted()
-    boxes = [back.transform(text.get_window_extent().get_points()) for text in axes.texts]
-    assert len(boxes) > 20
-    for (left, low), (right, high) in boxes:
-        assert x0 <= left <= right <= x1
-        assert y0 <= low <= high <= y1
-
-
 def test_other_names_and_models_are_refused(model: Any, llama: Checkpoint) -> None:
     one, two = (model.attention(0), 0), (model.attention(1), 0)
     with pytest.raises(tnlib.ArgumentError, match="name must be one of direct, first"):
