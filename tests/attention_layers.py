@@ -66,3 +66,11 @@ def grouped_layer(*, biases: bool = True, seed: int = 0) -> Attention:
     weights = {"W_Q": (6, 8, 3), "W_K": (2, 8, 3), "W_V": (2, 8, 3), "W_O": (6, 3, 8)}
     shapes = weights | ({"b_Q": (6, 3), "b_K": (2, 3), "b_V": (2, 3), "b_O": (8,)} if biases else {})
     return Attention(scale=0.3, **{name: normal(s, seed=seed + k) for k, (name, s) in enumerate(shapes.items())})
+
+
+def narrow_values_layer(seed: int = 0, *, biases: bool = True, **options: Any) -> Attention:
+    """Four query heads of 4 on two key heads, values of 3, d_model 6, scale 0.7, in double precision."""
+    weights = {"W_Q": (4, 6, 4), "W_K": (2, 6, 4), "W_V": (2, 6, 3), "W_O": (4, 3, 6)}
+    shapes = weights | ({"b_Q": (4, 4), "b_K": (2, 4), "b_V": (2, 3), "b_O": (6,)} if biases else {})
+    arrays = {name: normal(shape, seed=seed + k) for k, (name, shape) in enumerate(shapes.items())}
+    return Attention(scale=0.7, **arrays, **options)

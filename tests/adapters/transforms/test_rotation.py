@@ -31,29 +31,10 @@ from tnlib_adapters.reference.model import Forward, run
 import tnlib
 
 LM = ["gpt2_lm", "gpt2_untied", "gptj", "gpt_neox", "gpt_neox_sequential", "opt", "opt_narrow", "llama", "llama_tied"]
-LM += [
-    "llama_biases",
-    "mistral_whole",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe_normalised",
-    "gemma",
-    "gemma2",
-    "gemma3",
-]
-LM += [
-    "gemma3",
-    "phi",
-    "phi3",
-    "starcoder2",
-    "falcon",
-    "falcon_new",
-    "falcon_new_one_norm",
-    "falcon_biases",
-    "falcon_alibi",
-]
-LM += ["bloom", "deepseek_v2_direct", "deepseek_v3", "deepseek_v2_groups", "deepseek_v3_experts", "t5", "t5_untied"]
+LM += ["llama_biases", "mistral_whole", "mixtral", "qwen2", "qwen3", "qwen3_moe_normalised", "gemma", "gemma2"]
+LM += ["gemma3", "phi", "phi3", "starcoder2", "falcon", "falcon_new", "falcon_new_one_norm", "falcon_biases"]
+LM += ["falcon_alibi", "bloom", "deepseek_v2_direct", "deepseek_v3", "deepseek_v2_groups", "deepseek_v3_experts"]
+LM += ["t5", "t5_untied"]
 OTHERS = ["gpt2", "bert", "bert_masked", "roberta", "opt_after", "llama_base", "vit", "t5_encoder_gated"]
 
 # Norms that stand in front of what reads from them, and are gone after folding: the architectures that can be rotated.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
+from attention_layers import narrow_values_layer
 from oracles import normal
-from tnlib_adapters import Attention
 from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.attention.softmax import softmax
@@ -129,18 +129,13 @@ def arrays_of(layer: Any) -> dict[str, Any]:
 
 
 def variants() -> dict[str, Any]:
-    def layer(biases: bool = True, **options: Any) -> Any:
-        shapes = [(4, 6, 4), (2, 6, 4), (2, 6, 3), (4, 3, 6)]
-        bias_shapes = [(4, 4), (2, 4), (2, 3), (6,)] if biases else []
-        weights = [normal(shape, seed=k) for k, shape in enumerate(shapes)]
-        return Attention(*weights, 0.7, *(normal(s, seed=9 + k) for k, s in enumerate(bias_shapes)), **options)
-
+    norm = HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)
     return {
-        "grouped": layer(),
-        "rotary": layer(rotary=Rotary([0.6, 0.1], factor=1.1)),
-        "normalised": layer(head_norm=HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)),
-        "both": layer(False, rotary=Rotary([0.5]), head_norm=HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)),
-        "ALiBi and cap": layer(alibi=np.arange(4.0), softcap=1.5, window=3),
+        "grouped": narrow_values_layer(),
+        "rotary": narrow_values_layer(rotary=Rotary([0.6, 0.1], factor=1.1)),
+        "normalised": narrow_values_layer(head_norm=norm),
+        "both": narrow_values_layer(biases=False, rotary=Rotary([0.5]), head_norm=norm),
+        "ALiBi and cap": narrow_values_layer(alibi=np.arange(4.0), softcap=1.5, window=3),
     }
 
 
