@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from oracles import normal
 from tnlib_adapters import Attention
 from tnlib_adapters.reference.weights import Weights
 
@@ -58,3 +59,18 @@ def same_layer(one: Attention, other: Attention) -> None:
         np.testing.assert_array_equal(one.head_norm.query, other.head_norm.query)
         np.testing.assert_array_equal(one.head_norm.key, other.head_norm.key)
     assert (one.head_norm is None) == (other.head_norm is None)
+
+
+def grouped_layer(*, biases: bool = True, seed: int = 0) -> Attention:
+    """Six query heads of 3 on two key and value heads, d_model 8, scale 0.3, in double precision."""
+    weights = {"W_Q": (6, 8, 3), "W_K": (2, 8, 3), "W_V": (2, 8, 3), "W_O": (6, 3, 8)}
+    shapes = weights | ({"b_Q": (6, 3), "b_K": (2, 3), "b_V": (2, 3), "b_O": (8,)} if biases else {})
+    return Attention(scale=0.3, **{name: normal(s, seed=seed + k) for k, (name, s) in enumerate(shapes.items())})
+
+
+def narrow_values_layer(seed: int = 0, *, biases: bool = True, **options: Any) -> Attention:
+    """Four query heads of 4 on two key heads, values of 3, d_model 6, scale 0.7, in double precision."""
+    weights = {"W_Q": (4, 6, 4), "W_K": (2, 6, 4), "W_V": (2, 6, 3), "W_O": (4, 3, 6)}
+    shapes = weights | ({"b_Q": (4, 4), "b_K": (2, 4), "b_V": (2, 3), "b_O": (6,)} if biases else {})
+    arrays = {name: normal(shape, seed=seed + k) for k, (name, shape) in enumerate(shapes.items())}
+    return Attention(scale=0.7, **arrays, **options)

@@ -304,7 +304,7 @@ ATTENTION = [
         (
             "constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d",
             "constant += np.outer(np.ones(len(a)), b.astype(dtype) @ w)",
-            "adapters/attention/test_frozen_attention.py::test_rows_need_not_sum_to_one",
+            "adapters/attention/test_attention.py::test_grouped_heads_agree_with_a_dense_sum",
         ),
     ),
     *_in(

@@ -54,16 +54,6 @@ def test_scores_are_those_of_the_model(layers: Layers) -> None:
             assert_close(got[head][seen], want[head][seen], np.float32, factor=64)
 
 
-def test_patterns_are_those_of_the_model(layers: Layers) -> None:
-    for layer, (scores, patterns, x, read, _) in layers:
-        weights = np.exp(scores_of(layer, x, read).astype(np.float64)) * mask_of(layer, x, read)
-        # exp turns the roundoff of a score, absolute, into a relative error
-        factor = 64 * max(1.0, np.abs(scores[visible(scores)]).max())
-        for head in range(layer.n_heads):
-            of_head = weights[head] / weights[head].sum(-1, keepdims=True)
-            assert_close(of_head, patterns[head], np.float32, factor)
-
-
 def test_forms_at_every_distance_give_the_scores(layers: Layers) -> None:
     for layer, (scores, _, x, read, _) in layers:
         bilinear, (x1, read1) = layer.numerator(), (homogeneous(a).astype(np.float64) for a in (x, read))

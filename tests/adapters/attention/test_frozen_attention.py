@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tracemalloc
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import tnlib_adapters
+from attention_layers import grouped_layer
 from oracles import assert_close, assert_fit, normal, refused, unchanged
 from tnlib_adapters import Attention, FrozenAttention
 from tnlib_adapters.reference.model import run
@@ -17,28 +17,13 @@ from tnlib_adapters.reference.model import run
 import tnlib
 
 MODELS = ["builtin", "gpt2", "gpt2_by_layer", "bert"]
-HEADS, KV, D, DH, N = 6, 2, 8, 3, 5
+HEADS, D, DH, N = 6, 8, 3, 5
 
 
 def stochastic(heads: int, n: int, m: int | None = None, seed: int = 0) -> np.ndarray:
     """Positive weights, rows summing to one."""
     a = np.exp(normal((heads, n, m or n), seed=seed))
     return a / a.sum(axis=2, keepdims=True)
-
-
-def layer(*, biases: bool = True, seed: int = 0) -> Attention:
-    """Six query heads on two key and value heads."""
-    shapes = {"b_Q": (HEADS, DH), "b_K": (KV, DH), "b_V": (KV, DH), "b_O": (D,)}
-    return Attention(
-        W_Q=normal((HEADS, D, DH), seed=seed),
-        W_K=normal((KV, D, DH), seed=seed + 1),
-        W_V=normal((KV, D, DH), seed=seed + 2),
-        W_O=normal((HEADS, DH, D), seed=seed + 3),
-        scale=0.3,
-        **(
-            {name: normal(shape, seed=seed + 4 + i) for i, (name, shape) in enumerate(shapes.items())} if biases else {}
-        ),
-    )
 
 
 # --------------------------------------------------------------------------------------------- the model's own output
@@ -57,19 +42,6 @@ def test_outputs_of_the_forward_pass_under_its_own_patterns(name: str, saved: An
         assert np.linalg.norm(as_matrix - want[0].ravel()) <= 1e-10 * np.linalg.norm(want[0])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
-def test_outputs_of_transformers_in_double_precision(name: str, saved: Any) -> None:
-    from transformers_models import inputs, record
-
-    model, folder = saved(name)
-    seen = record(copy.deepcopy(model).double(), inputs(model))
-    checkpoint = tnlib_adapters.open_checkpoint(folder)
-    for k, (patterns, x, want) in enumerate(zip(seen.patterns, seen.inputs, seen.outputs, strict=True)):
-        for sequence in range(2):
-            got = checkpoint.attention(k).frozen(patterns[sequence]).apply(x[sequence])
-            assert np.linalg.norm(got - want[sequence]) <= 1e-10 * np.linalg.norm(want[sequence])
-
-
 @pytest.mark.parametrize("name", ["gpt2_lm", "opt", "phi", "llama", "qwen2", "gemma", "phi3"])
 def test_a_layer_behind_its_norm_is_linear_in_the_stream(name: str, saved: Any) -> None:
     """Patterns and the norm's divisors fixed, everything else of the norm folded into the weights."""
@@ -83,7 +55,7 @@ def test_a_layer_behind_its_norm_is_linear_in_the_stream(name: str, saved: Any) 
 
 
 def test_divisors_divide_the_columns_of_patterns() -> None:
-    attention, patterns, x = layer(), stochastic(HEADS, N), normal((N, D), seed=4)
+    attention, patterns, x = grouped_layer(), stochastic(HEADS, N), normal((N, D), seed=4)
     divisors = np.arange(1.0, N + 1)
     got = attention.frozen(patterns, divisors=divisors)
     assert_close(got.apply(x), attention.frozen(patterns).apply(x / divisors[:, None]))
@@ -105,7 +77,7 @@ def test_divisors_of_models_without_norms_are_refused(saved: Any) -> None:
 @pytest.mark.parametrize("biases", [True, False])
 @pytest.mark.parametrize("m", [N, 7])
 def test_the_dense_matrix_in_the_order_of_the_conventions(biases: bool, m: int) -> None:
-    attention, patterns = layer(biases=biases), stochastic(HEADS, N, m)
+    attention, patterns = grouped_layer(biases=biases), stochastic(HEADS, N, m)
     with unchanged(patterns):
         terms, constant = attention.frozen(patterns)
     heads = [np.kron(patterns[h], (attention.W_V[h // 3] @ attention.W_O[h]).T) for h in range(HEADS)]
@@ -122,17 +94,8 @@ def test_the_dense_matrix_in_the_order_of_the_conventions(biases: bool, m: int) 
     assert_close(constant, want)
 
 
-def test_rows_need_not_sum_to_one() -> None:
-    attention, patterns = layer(), normal((HEADS, N, N), seed=3)
-    x = normal((N, D), seed=4)
-    assert attention.b_V is not None
-    values = [x @ attention.W_V[h // 3] + attention.b_V[h // 3] for h in range(HEADS)]
-    want = sum(patterns[h] @ values[h] @ attention.W_O[h] for h in range(HEADS)) + attention.b_O
-    assert_close(attention.frozen(patterns).apply(x), want)
-
-
 def test_one_value_head_is_one_array_in_several_terms() -> None:
-    attention = layer()
+    attention = grouped_layer()
     terms = attention.frozen(stochastic(HEADS, N)).terms
     for h, term in enumerate(terms.right):
         assert np.shares_memory(term.right, attention.W_V[h // 3])
@@ -159,7 +122,7 @@ def test_a_long_sequence_of_a_wide_layer() -> None:
 
 
 def test_composition_and_sums_are_those_of_the_maps() -> None:
-    one, other = (layer(seed=s).frozen(stochastic(HEADS, N, seed=s)) for s in (0, 20))
+    one, other = (grouped_layer(seed=s).frozen(stochastic(HEADS, N, seed=s)) for s in (0, 20))
     x = normal((N, D), seed=9)
     second = other @ one
     assert isinstance(second, FrozenAttention)
@@ -169,18 +132,8 @@ def test_composition_and_sums_are_those_of_the_maps() -> None:
     assert_close((one + other).apply(x), one.apply(x) + other.apply(x))
 
 
-def test_a_virtual_head_is_the_product_of_two() -> None:
-    attention = [layer(seed=s, biases=False) for s in (0, 20)]
-    patterns = [stochastic(HEADS, N, seed=s) for s in (0, 20)]
-    one, two = (a.frozen(p).terms for a, p in zip(attention, patterns, strict=True))
-    virtual = two @ one
-    w1, w2 = (a.W_V[1] @ a.W_O[4] for a in attention)
-    assert_close(virtual.left[4 * HEADS + 4], patterns[1][4] @ patterns[0][4])
-    assert_close(np.asarray(virtual.right[4 * HEADS + 4]), (w1 @ w2).T)
-
-
 def test_other_kinds_are_refused() -> None:
-    frozen = layer().frozen(stochastic(HEADS, N))
+    frozen = grouped_layer().frozen(stochastic(HEADS, N))
     with pytest.raises(TypeError):
         frozen + 1
     with pytest.raises(TypeError):
@@ -233,7 +186,7 @@ def test_a_trained_layer_as_a_train_over_finer_legs(rtol: float | None) -> None:
 )
 def test_impossible_patterns_are_refused(patterns: Any, words: list[str]) -> None:
     with refused(ValueError, "Attention.frozen: patterns", "got", *words):
-        layer().frozen(patterns)
+        grouped_layer().frozen(patterns)
 
 
 def test_more_positions_than_the_context_are_refused() -> None:

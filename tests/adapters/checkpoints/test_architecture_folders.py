@@ -23,8 +23,8 @@ models = pytest.importorskip("architecture_models")
 # ------------------------------------------------------------------------------------------------ folders of all ages
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "falcon_new", "gemma2", "vit"])
-@pytest.mark.parametrize(("dtype", "sharded"), [("bfloat16", False), ("bfloat16", True), ("float32", True)])
+@pytest.mark.parametrize("name", ["bert_masked", "gpt2_lm", "llama", "gpt_neox", "falcon_new", "gemma2", "vit"])
+@pytest.mark.parametrize(("dtype", "sharded"), [("bfloat16", False), ("float16", True), ("float32", True)])
 def test_half_precision_and_shards_are_read(name: str, dtype: str, sharded: bool, tmp_path: Path) -> None:
     import torch
     from transformers_models import random_model
@@ -110,6 +110,9 @@ def test_names_of_older_configs_are_read(name: str, saved: Any, tmp_path: Path) 
         ("qwen3", {"head_dim": "x"}, ("head_dim", "'x'")),
         ("phi", {"qk_layernorm": True}, ("qk_layernorm", "True")),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, ("apply_residual", "True")),
+        ("bert", {"position_embedding_type": "relative_key_query"}, ("position_embedding_type", "relative_key_query")),
+        ("bert", {"is_decoder": True}, ("is_decoder", "True")),
+        ("gpt2", {"add_cross_attention": True}, ("add_cross_attention", "True")),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(

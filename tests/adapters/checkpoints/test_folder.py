@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
+from attention_layers import same_layer
 from checkpoint_folders import (
     CONFIG,
     INDEX,
@@ -55,49 +56,6 @@ def folder(tmp_path: Path) -> Path:
 # -------------------------------------------------------------------------------------------------- what is opened
 
 
-def of_transformers(model: Any, layer: int) -> dict[str, np.ndarray]:
-    """The weights of one layer by the names of `Attention`, cut out of the running model."""
-    heads, d = model.config.num_attention_heads, model.config.hidden_size
-
-    def numbers(parameter: Any) -> np.ndarray:
-        return parameter.detach().float().numpy()
-
-    if model.config.model_type == "bert":
-        inner = model.base_model.encoder.layer[layer].attention
-        modules = (inner.self.query, inner.self.key, inner.self.value, inner.output.dense)
-        weights = [numbers(module.weight).T for module in modules]
-        biases = [numbers(module.bias) for module in modules]
-    else:
-        inner = model.base_model.h[layer].attn
-        weights = [*np.split(numbers(inner.c_attn.weight), 3, axis=1), numbers(inner.c_proj.weight)]
-        biases = [*np.split(numbers(inner.c_attn.bias), 3), numbers(inner.c_proj.bias)]
-    per_head = [np.stack(np.split(w, heads, axis=1)) for w in weights[:3]] + [weights[3].reshape(heads, -1, d)]
-    found = dict(zip(("W_Q", "W_K", "W_V", "W_O"), per_head, strict=True))
-    return found | dict(zip(("b_Q", "b_K", "b_V"), (b.reshape(heads, -1) for b in biases), strict=False), b_O=biases[3])
-
-
-def assert_opens_as(path: Path, model: Any) -> None:
-    checkpoint = open_checkpoint(path)
-    assert checkpoint.n_layers == model.config.num_hidden_layers
-    for layer in range(checkpoint.n_layers):
-        found = checkpoint.attention(layer)
-        for name, expected in of_transformers(model, layer).items():
-            np.testing.assert_array_equal(getattr(found, name), expected, err_msg=f"{name} of layer {layer}")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2", "gpt2_lm"])
-def test_what_transformers_saves_is_opened(name: str, dtype: str, sharded: bool, tmp_path: Path) -> None:
-    models = pytest.importorskip("transformers_models")
-    models.quiet()
-    model = models.random_model(name).to(getattr(models.torch, dtype))
-    model.save_pretrained(tmp_path, max_shard_size="10KB" if sharded else "1GB")
-    assert (tmp_path / INDEX).exists() == sharded
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1 if sharded else (tmp_path / WEIGHTS).exists()
-    assert_opens_as(tmp_path, model)
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_lm", "bert", "bert_masked"])
 def test_projections_go_back_into_the_tensors_they_came_from(name: str, saved: Any) -> None:
     checkpoint = open_checkpoint(saved(name)[1])
@@ -111,11 +69,12 @@ def test_projections_go_back_into_the_tensors_they_came_from(name: str, saved: A
 
 
 def test_the_masks_that_older_gpt2_files_hold_are_no_biases(saved: Any, tmp_path: Path) -> None:
-    model, original = saved("gpt2")
-    folder = Path(shutil.copytree(original, tmp_path / "gpt2"))
+    original = open_checkpoint(saved("gpt2")[1])
+    folder = Path(shutil.copytree(saved("gpt2")[1], tmp_path / "gpt2"))
     mask = np.tril(np.ones((1, 1, 16, 16), np.float32))
     change_tensors(folder, lambda t: t.update({f"h.{layer}.attn.bias": mask for layer in range(3)}))
-    assert_opens_as(folder, model)
+    for layer in range(3):
+        same_layer(open_checkpoint(folder).attention(layer), original.attention(layer))
 
 
 def test_a_layer_without_biases_has_none(folder: Path) -> None:
@@ -131,14 +90,6 @@ def test_a_layer_without_biases_has_none(folder: Path) -> None:
 def test_a_path_may_be_text(folder: Path) -> None:
     assert repr(open_checkpoint(str(folder))) == repr(open_checkpoint(folder))
     assert "2 layers, 4 heads of 16, d_model 64" in repr(open_checkpoint(folder))
-
-
-def test_a_sharded_folder_gives_the_same_numbers(folder: Path, tmp_path: Path) -> None:
-    whole = open_checkpoint(builtin_copy(tmp_path / "whole"))
-    shard(folder)
-    parts = open_checkpoint(folder)
-    assert [file.name for file in parts.folder.files] == ["one.safetensors", "two.safetensors"]
-    np.testing.assert_array_equal(parts.attention(1).stacked(), whole.attention(1).stacked())
 
 
 # -------------------------------------------------------------------------------------------------------- laziness
@@ -272,9 +223,9 @@ Break = Callable[[Path], Any]
 
 BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "config is no JSON": (lambda f: (f / CONFIG).write_text("{"), (CONFIG, "no JSON")),
-    "config is no text": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe\xfd"), (CONFIG, "no JSON")),
     "config is too deep": (lambda f: (f / CONFIG).write_text("[" * 100_000), (CONFIG, "no JSON")),
     "config is a list": (lambda f: (f / CONFIG).write_text("[]"), (CONFIG, "JSON object", "list")),
+    "config has NaN": (lambda f: change_config(f, layer_norm_epsilon=float("nan")), (CONFIG, "NaN")),
     "unknown architecture": (
         lambda f: change_config(f, model_type="mamba"),
         ("model_type", "bert, bloom, deepseek_v2", "tnlib_attention_only", "'mamba'"),
@@ -283,7 +234,6 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "architecture is a list": (lambda f: change_config(f, model_type=["bert"]), ("model_type", "['bert']")),
     "another architecture": (lambda f: change_config(f, model_type="gpt2", n_layer=2, n_head=4, n_embd=64), ("wte",)),
     "no layer count": (lambda f: change_config(f, num_hidden_layers=...), ("num_hidden_layers", "None")),
-    "layers in words": (lambda f: change_config(f, num_hidden_layers="2"), ("num_hidden_layers", "'2'")),
     "no heads at all": (lambda f: change_config(f, num_attention_heads=0), ("num_attention_heads", "0")),
     "heads that do not divide": (lambda f: change_config(f, num_attention_heads=5), ("hidden_size", "64 and 5")),
     "more layers than stored": (lambda f: change_config(f, num_hidden_layers=3), ("layers.2.attention", "missing")),
@@ -305,7 +255,6 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "index with an empty map": (lambda f: shard(f).write_text('{"weight_map": {}}'), (INDEX, "weight_map")),
     "index points up": (lambda f: point_index(f, "../model.safetensors"), (INDEX, "'../model.safetensors'", QUERY)),
     "index points away": (lambda f: point_index(f, "/etc/passwd"), (INDEX, "'/etc/passwd'", QUERY)),
-    "index points down": (lambda f: point_index(f, "a/b.safetensors"), (INDEX, "'a/b.safetensors'", QUERY)),
     "index points to a folder": (lambda f: point_index(f, ".."), (INDEX, "'..'", QUERY)),
     "index points to a number": (lambda f: point_index(f, 1), (INDEX, "got 1", QUERY)),
     "index points to nothing": (lambda f: point_index(f, ""), (INDEX, "got ''", QUERY)),
@@ -328,24 +277,6 @@ def test_broken_folders_are_refused(case: str, folder: Path) -> None:
     break_it, words = BROKEN[case]
     break_it(folder)
     with refused(FileFormatError, "open_checkpoint: ", *words):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("bert", "position_embedding_type", "relative_key_query"),
-        ("bert", "is_decoder", True),
-        ("gpt2", "add_cross_attention", True),
-    ],
-)
-def test_variants_that_a_row_does_not_describe_are_refused(
-    name: str, key: str, value: Any, saved: Any, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(saved(name)[1], tmp_path / name))
-    open_checkpoint(folder)
-    change_config(folder, **{key: value})
-    with refused(FileFormatError, key, name, repr(value)):
         open_checkpoint(folder)
 
 

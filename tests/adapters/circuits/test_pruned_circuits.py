@@ -62,40 +62,26 @@ def loss_of_edges(model: Checkpoint, tokens: np.ndarray, mask: np.ndarray, kept:
 # --------------------------------------------------------------------------------------------------------------- gates
 
 
-def test_open_gates_are_the_model(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
-    want = loss(model, *text)
-    for make in (GatedModel, path_terms, ten_terms_by_heads):
-        gated = make(model, *text, "f")
-        assert len(set(gated.names)) == len(gated.names)
-        assert_close(gated.loss(np.ones(len(gated.names))), want, factor=1e4)
-    assert len(GatedModel(model, *text, "f").names) == 2 * 4 * 3 + (2 + 5) * 4 * 3 + (2 + 5 + 5)
-    assert len(path_terms(model, *text, "f").names) == 5 * 5
-    assert len(ten_terms_by_heads(model, *text, "f").names) == 1 + 5 + 4 + 3 * 5 * 4 + 4 * 4
-
-
-def test_shut_gates_are_a_model_that_reads_less(model: Checkpoint, text: tuple[np.ndarray, np.ndarray]) -> None:
-    gated, rng = GatedModel(model, *text, "f"), np.random.default_rng(0)
-    for share in (0.05, 0.5, 0.95):
-        gates = (rng.random(len(gated.names)) > share).astype(float)
-        kept = {name for name, gate in zip(gated.names, gates, strict=True) if gate}
-        assert_close(gated.loss(gates), loss_of_edges(model, *text, kept), factor=1e6)
-
-
-@pytest.mark.parametrize("make", [GatedModel, path_terms, ten_terms_by_heads])
-def test_one_missing_at_a_time(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], make: type[GatedModel]) -> None:
-    gated, rng = make(model, *text, "f"), np.random.default_rng(1)
-    gates = (rng.random(len(gated.names)) > 0.2).astype(float)
-    some = rng.choice(len(gates), 25, replace=False)
-    want = [gated.loss(np.where(np.arange(len(gates)) == k, 0, gates)) for k in some]
-    assert_close(gated.losses_without(gates, some), np.array(want), factor=1e4)
-
-
-@pytest.mark.parametrize("make", [GatedModel, path_terms, ten_terms_by_heads])
-def test_first_order_is_the_derivative(
-    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], make: type[GatedModel]
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (GatedModel, 2 * 4 * 3 + (2 + 5) * 4 * 3 + (2 + 5 + 5)),
+        (path_terms, 5 * 5),
+        (ten_terms_by_heads, 1 + 5 + 4 + 3 * 5 * 4 + 4 * 4),
+    ],
+)
+def test_gates_of_every_kind_of_term(
+    model: Checkpoint, text: tuple[np.ndarray, np.ndarray], make: type[GatedModel], count: int
 ) -> None:
-    gated = make(model, *text, "f")
-    at, way, h = 1 + 0.1 * normal((len(gated.names),), seed=0), normal((len(gated.names),), seed=1), 1e-5
+    """Open gates are the model, slopes are differences, and a single closed gate is computed from what follows it."""
+    gated, rng = make(model, *text, "f"), np.random.default_rng(1)
+    assert len(set(gated.names)) == len(gated.names) == count
+    assert_close(gated.loss(np.ones(count)), loss(model, *text), factor=1e4)
+    gates = (rng.random(count) > 0.2).astype(float)
+    some = rng.choice(count, 25, replace=False)
+    want = [gated.loss(np.where(np.arange(count) == k, 0, gates)) for k in some]
+    assert_close(gated.losses_without(gates, some), np.array(want), factor=1e4)
+    at, way, h = 1 + 0.1 * normal((count,), seed=0), normal((count,), seed=1), 1e-5
     difference = (gated.loss(at + h * way) - gated.loss(at - h * way)) / (2 * h)
     assert abs(-gated.first_order(at) @ way - difference) < 1e-6 * abs(difference)
 
@@ -246,21 +232,15 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(folder)
 
 
-def test_edges_through_three_layers(deep: Checkpoint) -> None:
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.95])
+def test_shut_gates_are_a_model_that_reads_less(deep: Checkpoint, share: float) -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 11, (3, 8))
     mask = np.arange(8) > np.array([[0], [2], [5]])
     gated = GatedModel(deep, tokens, mask, "f")
-    ones = np.ones(len(gated.names))
-    assert_close(gated.loss(ones), loss(deep, tokens, mask), factor=1e4)
-    gates = (rng.random(len(ones)) > 0.3).astype(float)
+    gates = (rng.random(len(gated.names)) > share).astype(float)
     kept = {name for name, gate in zip(gated.names, gates, strict=True) if gate}
     assert_close(gated.loss(gates), loss_of_edges(deep, tokens, mask, kept), factor=1e6)
-    want = [gated.loss(np.where(np.arange(len(ones)) == k, 0, gates)) for k in range(len(ones))]
-    assert_close(gated.losses_without(gates, np.arange(len(ones))), np.array(want), factor=1e4)
-    way, h = normal((len(ones),), seed=6), 1e-5
-    difference = (gated.loss(gates + h * way) - gated.loss(gates - h * way)) / (2 * h)
-    assert abs(-gated.first_order(gates) @ way - difference) < 1e-5 * abs(difference)
 
 
 def test_paths_through_three_layers(deep: Checkpoint) -> None:

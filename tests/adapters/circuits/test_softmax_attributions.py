@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Checkpoint, builtin_path, circuits, open_checkpoint
+from tnlib_adapters import Checkpoint
 from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.circuits import OpenLayer, softmax_attributions, split_stream, ten_terms
 from tnlib_adapters.reference.model import run
@@ -98,14 +98,6 @@ def test_any_split_of_any_architecture(name: str, opened: Any) -> None:
     assert_close(found.baseline + found.terms.sum(axis=0), want, factor=1e8)
 
 
-def test_the_previous_token_head_of_the_built_in_llama() -> None:
-    llama = open_checkpoint(builtin_path("llama"))
-    tokens = np.tile(np.random.default_rng(0).permutation(1024)[:8], 2)
-    layer = OpenLayer(llama.attention(2), split_stream(llama, tokens, layer=2))
-    found = layer.pattern_terms()
-    assert_close(found.baseline + found.terms.sum(axis=0), layer.pattern(), factor=1e8)
-
-
 def test_refusals(model: Checkpoint) -> None:
     with refused(ValueError, "softmax_attributions: score_terms must be real, (terms, ..., n, n')"):
         softmax_attributions(np.ones((3, 3)))
@@ -121,4 +113,3 @@ def test_refusals(model: Checkpoint) -> None:
     layer = OpenLayer(model.attention(1), split_stream(model, [5, 6], layer=1), softmax=False)
     with refused(ValueError, "OpenLayer.pattern_terms: softmax must be True"):
         layer.pattern_terms()
-    assert circuits.softmax_attributions is softmax_attributions

@@ -46,18 +46,12 @@ def test_expansion_is_in_double_precision() -> None:
     assert not found.biases
 
 
-def test_dense() -> None:
-    weight = draw(D, D)
-    np.testing.assert_array_equal(
-        expand([FactoredMatrix("dense", "o", {"weight": weight})], SIZES).weights["o"], weight
-    )
-
-
-def test_ttm() -> None:
-    cores = [draw(1, 3, 4, 5), draw(5, 4, 3, 1)]  # (3 4) x (4 3)
-    found = expand([FactoredMatrix("ttm", "v", {"core0": cores[0], "core1": cores[1]})], SIZES).weights["v"]
-    wide = [core.astype(float) for core in cores]
-    assert_close(found, np.einsum("amnb,bpqc->mpnq", *wide).reshape(D, D))
+def test_dense_and_ttm() -> None:
+    weight, cores = draw(D, D), [draw(1, 3, 4, 5), draw(5, 4, 3, 1)]  # (3 4) x (4 3)
+    ttm = FactoredMatrix("ttm", "v", {"core0": cores[0], "core1": cores[1]})
+    found = expand([FactoredMatrix("dense", "o", {"weight": weight}), ttm], SIZES).weights
+    np.testing.assert_array_equal(found["o"], weight)
+    assert_close(found["v"], np.einsum("amnb,bpqc->mpnq", *map(wide, cores)).reshape(D, D))
 
 
 @pytest.mark.parametrize("kind", ["tucker", "cp", "stack"])
@@ -104,12 +98,6 @@ def test_heads_fill_the_first_columns_of_their_slots(ranks: tuple[int, ...], bia
 
 def wide(a: np.ndarray) -> np.ndarray:
     return a.astype(np.float64)
-
-
-def test_pieces_of_one_layer_add_up() -> None:
-    pieces = [FactoredMatrix("dense", name, {"weight": draw(D, D) * i}) for i, name in enumerate("qkv")]
-    found = expand([*pieces, FactoredMatrix("low_rank", "o", {"left": draw(D, 1), "right": draw(1, D)})], SIZES)
-    assert set(found.weights) == set(NAMES)
 
 
 # -------------------------------------------------------------------------------------------------- stack, unstack
@@ -178,15 +166,11 @@ DAMAGED: dict[str, tuple[Any, str]] = {
         for key, value in [
             ("kind", "eval"),
             ("kind", ["low_rank"]),
-            ("kind", None),
             ("of", "x"),
-            ("of", ["q"]),
             ("shapes", [[12, 3]]),
             ("shapes", {"left": 12}),
             ("shapes", {"left": [12, -3]}),
-            ("shapes", {"left": [12.0, 3]}),
             ("shapes", {"left": [True, 3]}),
-            ("ranks", None),
             ("ranks", [-1]),
             ("ranks", ["1"]),
         ]
@@ -212,14 +196,12 @@ IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "outer sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D - 1, 2)), "right": np.ones((2, D))}),
     "two projections in one matrix": FactoredMatrix("low_rank", "qk", LOW_RANK),
     "no projection": FactoredMatrix("dense", "", {"weight": np.ones((D, D))}),
-    "three projections in pairs": FactoredMatrix("heads", "qkv", HEADS_QK, (2, 2, 2)),
     "one projection in pairs": FactoredMatrix("heads", "q", HEADS_QK, (2, 2, 2)),
     "heads without ranks": FactoredMatrix("heads", "qk", HEADS_QK),
     "too few ranks": FactoredMatrix("heads", "qk", HEADS_QK, (3, 3)),
     "a rank that runs into the next head": FactoredMatrix("heads", "qk", HEADS_QK, (5, 1, 0)),
     "ranks that do not add up": FactoredMatrix("heads", "qk", HEADS_QK, (1, 1, 1)),
     "two projections in a stack of four": FactoredMatrix("stack", "qk", {"stack": np.ones((4, HEADS, D, DH))}),
-    "a stack of two": FactoredMatrix("stack", "qkvo", {"stack": np.ones((2, HEADS, D, DH))}),
     "a stack of other heads": FactoredMatrix("stack", "qkvo", {"stack": np.ones((4, HEADS + 1, D, DH))}),
     "a flat stack": FactoredMatrix("stack", "qkvo", {"stack": np.ones((4, D * D))}),
     "cores that do not join": FactoredMatrix(

@@ -300,10 +300,8 @@ def test_a_scale_out_of_range_is_refused_by_name(tmp_path: Path) -> None:
         {"bits": "4"},
         {"bits": True},
         {"axis": 2},
-        {"axis": -1},
         {"axis": [0, 1]},
         {"group": -64},
-        {"group": 1.0},
         {"groups": 64},
     ],
 )
@@ -349,6 +347,9 @@ def test_damaged_scales_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     compress(builtin_path(), out, Budget(keep=0.5, store="int8"), what="attention")
     config = read_config(out)
+    change_tensors(out, lambda tensors: tensors.pop(next(name for name in tensors if name.endswith("left_scale"))))
+    with refused(FileFormatError, "left_scale", "is missing"):
+        open_checkpoint(out)
     piece = config["quantization_config"]["layers"][0][0]
     scales = piece.pop("scales")
     for damaged, words in (
@@ -360,15 +361,3 @@ def test_damaged_scales_are_refused(tmp_path: Path) -> None:
         (out / "config.json").write_text(json.dumps(config))
         with refused(FileFormatError, words):
             open_checkpoint(out)
-
-
-def test_a_scale_that_is_missing_is_refused(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    compress(builtin_path(), out, Budget(keep=0.5, store="int8"), what="attention")
-
-    def drop(tensors: dict[str, Any]) -> None:
-        del tensors[next(name for name in tensors if name.endswith("left_scale"))]
-
-    change_tensors(out, drop)
-    with refused(FileFormatError, "left_scale", "is missing"):
-        open_checkpoint(out)

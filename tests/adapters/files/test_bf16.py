@@ -28,27 +28,10 @@ def test_every_pattern_widens_as_torch_widens_it() -> None:
     np.testing.assert_array_equal(from_bf16(ALL).view(np.uint32), want.view(np.uint32))
 
 
-def test_every_pattern_survives_the_round_trip() -> None:
-    again = to_bf16(from_bf16(ALL))
-    np.testing.assert_array_equal(again[~is_nan(ALL)], ALL[~is_nan(ALL)])
-    assert is_nan(again[is_nan(ALL)]).all()
-
-
-def test_random_bit_patterns_round_as_in_torch() -> None:
-    bits = np.random.default_rng(0).integers(0, 2**32, size=200_000, dtype=np.uint32)
-    assert_same(bits.view(np.float32))
-
-
 @pytest.mark.parametrize("low", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
 def test_ties_and_their_neighbours_round_as_in_torch(low: int) -> None:
     """Every upper half, subnormals, infinities and NaN among them, with the lower half at a tie or beside it."""
     assert_same(((ALL.astype(np.uint32) << 16) | low).view(np.float32))
-
-
-def test_special_values() -> None:
-    largest, tiny = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
-    values = np.array([0.0, -0.0, np.inf, -np.inf, largest, tiny, -tiny], np.float32)
-    assert [hex(int(b)) for b in to_bf16(values)] == ["0x0", "0x8000", "0x7f80", "0xff80", "0x7f80", "0x0", "0x8000"]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 3)])

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from compressed_folders import few_steps
-from oracles import assert_close
 from tnlib_adapters import Budget, builtin_path, cli, compress, open_checkpoint
-from tnlib_adapters.reference.model import loss, run
-from tnlib_adapters.reference.weights import read_weights
+from tnlib_adapters.reference.model import loss
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -156,40 +154,6 @@ def test_the_loss_is_that_of_transformers(model: Any, windows: np.ndarray) -> No
     mask[:, 0] = False
     ours, theirs = loss(open_checkpoint(LLAMA), windows, mask), nats(model, windows).mean()
     assert abs(ours - theirs) < 1e-5 * theirs
-
-
-def test_scores_are_forms_at_a_distance(model: Any, windows: np.ndarray) -> None:
-    checkpoint, n = open_checkpoint(LLAMA), 48
-    recorded = models.record(model, windows[:1, :n])
-    distance = np.arange(n)[:, None] - np.arange(n)
-    seen = distance >= 0
-    for index, (scores, x) in enumerate(zip(recorded.scores, recorded.inputs, strict=True)):
-        layer, x1 = checkpoint.attention(index), np.column_stack([x[0].astype(np.float64), np.ones(n)])
-        for head in range(layer.n_heads):
-            form = layer.qk_tensor(head, np.arange(n)).full()  # distance query key
-            all_distances = layer.scale * x1 @ form @ x1.T  # distance n n [d+1]
-            got = np.take_along_axis(all_distances, np.where(seen, distance, 0)[None], 0)[0]
-            assert_close(got[seen], scores[0, head][seen], np.float32, factor=256)
-
-
-def test_outputs_are_those_of_the_operators(model: Any, windows: np.ndarray) -> None:
-    checkpoint = open_checkpoint(LLAMA)
-    recorded = models.record(model, windows[:1, :48])
-    per_layer = zip(recorded.patterns, recorded.inputs, recorded.outputs, strict=True)
-    for index, (patterns, x, written) in enumerate(per_layer):
-        frozen = checkpoint.attention(index).frozen(patterns[0])
-        assert_close(frozen.apply(x[0]), written[0], np.float32, factor=256)
-
-
-def test_greedy_text_is_what_the_forward_pass_prefers(model: Any, tokenizer: Any) -> None:
-    prompt = tokenizer("shelve.Shelf.get(self, key)\n\nReturn", return_tensors="pt")
-    tokens = model.generate(**prompt, max_new_tokens=30, do_sample=False)[0].numpy()
-    start = prompt["input_ids"].shape[1]
-    assert len(tokens) > start
-    logits = run(read_weights(open_checkpoint(LLAMA)), tokens[:-1]).logits
-    assert logits is not None
-    chosen = np.take_along_axis(logits[0], tokens[1:, None], 1)[:, 0]
-    assert (logits[0].max(1) - chosen)[start - 1 :].max() < 1e-4  # but for ties
 
 
 # ------------------------------------------------------------------------------------- compress, reload and generate

@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import CONFIG, builtin_copy, change_config, change_tensors
+from checkpoint_folders import change_config, change_tensors
 from oracles import assert_close, refused, unchanged
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.factors.config_section import KEY, describe
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Unembedding
 from tnlib_adapters.reference.model import Forward, loss, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError
 
-CASES = ["bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_untied", "gpt2_unscaled", "gpt2_by_layer", "minilm"]
 CHANCE = math.log(128)
 
 
@@ -35,37 +32,19 @@ def weights() -> Weights:
 # ------------------------------------------------------------------------------------------- against transformers
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_everything_agrees_with_the_model_in_double_precision(name: str, saved: Any) -> None:
-    model, folder = saved(name)
-    from transformers_models import record
-
-    tokens = np.random.default_rng(1).integers(1, model.config.vocab_size, size=(2, 12))
-    want, got = record(copy.deepcopy(model).double(), tokens), run(open_checkpoint(folder), tokens)
-    per_layer = [(got.patterns, want.patterns), (got.inputs, want.inputs), (got.outputs, want.outputs)]
-    for ours, theirs in [*per_layer, (got.residuals[:-1], want.residuals)]:
-        assert len(ours) == len(theirs) == model.config.num_hidden_layers
-        for one, other in zip(ours, theirs, strict=True):
-            assert one.dtype == np.float64
-            assert_close(one, other, factor=1000)
-    assert_close(got.hidden, want.hidden, factor=1000)
-    if want.logits is not None:
-        assert_close(got.logits, want.logits, factor=1000)
-    assert (got.logits is None) == ("bert" in name or name == "minilm")
-
-
-@pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied"])
+# weights of the embedding, a cap on logits, a narrow unembedding, a context without end
+@pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied", "gemma2", "opt_narrow", "bloom"])
 def test_the_loss_is_that_of_the_model(name: str, saved: Any) -> None:
     torch = pytest.importorskip("torch")
     model, folder = saved(name)
-    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 10))
+    tokens = np.random.default_rng(2).integers(2, 50, size=(3, 10))
     mask = np.random.default_rng(3).random((3, 10)) < 0.5
     mask[:, 0] = False
     labels = torch.from_numpy(np.where(mask, tokens, -100))[:, 1:]
     with torch.no_grad():
         logits = copy.deepcopy(model).double()(torch.from_numpy(tokens)).logits[:, :-1]
         want = torch.nn.functional.cross_entropy(logits.mT, labels)  # -100: does not count
-    assert_close(loss(open_checkpoint(folder), tokens, mask), float(want), factor=1000)
+    assert loss(open_checkpoint(folder), tokens, mask) == pytest.approx(float(want), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
@@ -151,35 +130,6 @@ def test_the_built_in_architecture_written_out(weights: Weights) -> None:
     assert_close(got.logits[0], logits, factor=1000)
 
 
-def test_a_checkpoint_of_factors_computes_the_same(weights: Weights, tmp_path: Path) -> None:
-    folder = builtin_copy(tmp_path / "factored")
-    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    pieces: list[FactoredMatrix] = []
-
-    def factor(tensors: dict[str, np.ndarray]) -> None:
-        for layer in range(2):
-            for short, module in names.items():
-                weight = tensors.pop(f"layers.{layer}.attention.{module}.weight")
-                arrays = {"left": weight.T, "right": np.eye(64, dtype=np.float32)}
-                pieces.append(FactoredMatrix("low_rank", short, arrays, module=f"layers.{layer}.attention"))
-                for part, a in arrays.items():
-                    tensors[f"layers.{layer}.attention.tnlib.{short}_{part}"] = a
-
-    change_tensors(folder, factor)
-    change_config(
-        folder,
-        **{
-            KEY: describe(
-                [piece.describe() for piece in pieces], ["layers.0.attention", "layers.1.attention"], "matrix"
-            )
-        },
-    )
-    tokens = np.random.default_rng(0).integers(0, 128, size=(2, 96))
-    got, want = run(open_checkpoint(folder), tokens).hidden, run(weights, tokens).hidden
-    for ours, theirs in zip(got, want, strict=True):
-        assert_close(ours, theirs, factor=1000)
-
-
 # --------------------------------------------------------------------------------------------------- what it gives
 
 
@@ -193,24 +143,11 @@ def test_shapes(weights: Weights) -> None:
     assert repr(got) == "Forward(2 layers, hidden (3, 7, 64), logits (3, 7, 128))"
 
 
-def test_the_parts_add_up(weights: Weights) -> None:
-    got = run(weights, np.arange(96))
-    for before, added, after in zip(got.residuals, got.outputs, got.residuals[1:], strict=False):
-        assert_close(after, before + added)
-    for pattern in got.patterns:
-        np.testing.assert_allclose(pattern.sum(-1), 1, rtol=1e-12)
-        assert not np.triu(pattern, 1).any()
-
-
 def test_a_batch_is_its_sequences(weights: Weights) -> None:
     tokens = np.random.default_rng(0).integers(0, 128, size=(3, 11))
     together = run(weights, tokens)
     for i, sequence in enumerate(tokens):
         assert_close(run(weights, sequence).hidden[0], together.hidden[i], factor=1000)
-
-
-def test_what_comes_later_changes_nothing_before(weights: Weights) -> None:
-    assert_close(run(weights, np.arange(10)).hidden, run(weights, np.arange(20)).hidden[:, :10], factor=1000)
 
 
 def test_weights_are_read_once_for_many_batches(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,38 +217,6 @@ def test_an_unknown_activation_is_refused(saved: Any, tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("eps", [None, "1e-5", 0.0, -1e-5, 1e300])
-def test_an_impossible_epsilon_is_refused(eps: Any, saved: Any, tmp_path: Path) -> None:
-    folder = spoiled(saved, "gpt2", tmp_path, layer_norm_epsilon=eps)
-    with refused(FileFormatError, "layer_norm_epsilon", CONFIG, repr(eps)):
-        read_weights(open_checkpoint(folder))
-
-
-def test_a_config_with_nan_is_no_json(saved: Any, tmp_path: Path) -> None:
-    folder = spoiled(saved, "gpt2", tmp_path, layer_norm_epsilon=float("nan"))
-    with refused(FileFormatError, CONFIG, "NaN"):
-        open_checkpoint(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("embeddings.word_embeddings.weight", (50, 23)),
-        ("embeddings.LayerNorm.bias", (1, 24)),
-        ("encoder.layer.1.intermediate.dense.weight", (24, 40)),
-        ("encoder.layer.1.intermediate.dense.bias", (41,)),
-        ("encoder.layer.1.output.dense.weight", (24, 39)),
-    ],
-)
-def test_shapes_that_contradict_the_config_are_refused(
-    name: str, shape: tuple[int, ...], saved: Any, tmp_path: Path
-) -> None:
-    folder = spoiled(saved, "bert", tmp_path)
-    change_tensors(folder, lambda t: t.update({name: np.ones(shape, np.float32)}))
-    with refused(FileFormatError, "read_weights", repr(name), str(shape)):
-        read_weights(open_checkpoint(folder))
-
-
 def test_missing_and_spoiled_tensors_are_refused_by_name(saved: Any, tmp_path: Path) -> None:
     folder = spoiled(saved, "gpt2_lm", tmp_path)
     name = "transformer.h.1.mlp.c_fc.weight"
@@ -320,6 +225,10 @@ def test_missing_and_spoiled_tensors_are_refused_by_name(saved: Any, tmp_path: P
         read_weights(open_checkpoint(folder))
     change_tensors(folder, lambda t: t.pop(name))
     with refused(FileFormatError, repr(name)):
+        read_weights(open_checkpoint(folder))
+    folder = spoiled(saved, "falcon_new", tmp_path)
+    change_tensors(folder, lambda tensors: tensors.pop("transformer.h.1.ln_attn.weight"))
+    with refused(FileFormatError, "h.1.input_layernorm.weight"):
         read_weights(open_checkpoint(folder))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from typing import Any
 
 import numpy as np
@@ -21,30 +23,33 @@ NAMES = [*sorted(models.MODELS), "minilm"]
 WITHOUT_LOGITS = {"bert", "bert_masked", "minilm", "roberta", "llama_base", "vit", "t5_encoder", "t5_encoder_gated"}
 
 
-def layer_by_layer(got: Forward, want: Any, factor: float) -> None:
+def layer_by_layer(got: Forward, want: Any, factor: float, dtype: type = np.float32) -> None:
     per_layer = [(got.patterns, want.patterns), (got.inputs, want.inputs), (got.outputs, want.outputs)]
     for ours, theirs in [*per_layer, (got.residuals[:-1], want.residuals)]:
         assert len(ours) == len(theirs) >= 2
         for one, other in zip(ours, theirs, strict=True):
             assert one.dtype == np.float64
-            assert_close(one, other, np.float32, factor)
+            assert_close(one, other, dtype, factor)
     if want.hidden.shape == got.hidden.shape:  # narrow embeddings: transformers has left the stream here already
-        assert_close(got.hidden, want.hidden, np.float32, factor)
+        assert_close(got.hidden, want.hidden, dtype, factor)
+    if want.logits is not None:
+        assert_close(got.logits, want.logits, dtype, factor)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_agrees_with_the_model(name: str, saved: Any, recorded: Any) -> None:
     want = recorded(name)
-    got = run(open_checkpoint(saved(name)[1]), want.tokens, want.decoder_tokens)
-    layer_by_layer(got, want, factor=256)
-    if want.logits is not None:
-        assert_close(got.logits, want.logits, np.float32, factor=256)
+    layer_by_layer(run(open_checkpoint(saved(name)[1]), want.tokens, want.decoder_tokens), want, factor=256)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2_lm", "gpt2_unscaled", "gpt2_by_layer", "minilm"])
+def test_everything_agrees_with_the_model_in_double_precision(name: str, saved: Any, recorded: Any) -> None:
+    want = models.record(copy.deepcopy(saved(name)[0]).double(), recorded(name).tokens)
+    layer_by_layer(run(open_checkpoint(saved(name)[1]), want.tokens), want, 1000, np.float64)
 
 
 @pytest.mark.parametrize("name", ["t5_encoder", "t5_encoder_gated"])
 def test_configs_that_name_no_activation(name: str, saved: Any, recorded: Any, tmp_path: Any) -> None:
-    import shutil
-
     folder = shutil.copytree(saved(name)[1], tmp_path / "older")
     change_config(folder, dense_act_fn=..., is_gated_act=...)
     assert_close(run(open_checkpoint(folder), recorded(name).tokens).hidden, recorded(name).hidden, np.float32, 256)
@@ -71,8 +76,6 @@ def test_encoder_and_decoder(saved: Any, recorded: Any) -> None:
 
 
 def test_logits_of_older_configs_are_scaled_where_embeddings_are_tied(saved: Any, recorded: Any, tmp_path: Any) -> None:
-    import shutil
-
     for name, tied in (("t5", True), ("t5_untied", False)):
         folder = shutil.copytree(saved(name)[1], tmp_path / name)
         change_config(folder, scale_decoder_outputs=..., tie_word_embeddings=tied)
@@ -99,19 +102,6 @@ def test_long_sequences(name: str, n_tokens: int, saved: Any) -> None:
             run(checkpoint, want.tokens)
 
 
-def test_the_loss_is_that_of_the_model(saved: Any) -> None:
-    import torch
-
-    for name in ("gemma2", "opt_narrow", "bloom"):  # a cap on logits, a narrow unembedding, a context without end
-        model, folder = saved(name)
-        tokens = np.random.default_rng(2).integers(2, 50, size=(3, 10))
-        with torch.no_grad():
-            logits = model(torch.from_numpy(tokens)).logits[:, :-1]
-            want = torch.nn.functional.cross_entropy(logits.mT, torch.from_numpy(tokens)[:, 1:])
-        counted = np.arange(10) + np.zeros((3, 1)) > 0
-        assert loss(open_checkpoint(folder), tokens, counted) == pytest.approx(float(want), rel=1e-5)
-
-
 def test_images_of_the_wrong_shape_are_refused(saved: Any) -> None:
     weights = read_weights(open_checkpoint(saved("vit")[1]))
     image = np.random.default_rng(0).standard_normal((3, 12, 12))
@@ -131,23 +121,15 @@ def test_images_of_the_wrong_shape_are_refused(saved: Any) -> None:
         ("opt_narrow", "model.decoder.project_in.weight", (24, 9)),
         ("gemma2", "model.layers.0.pre_feedforward_layernorm.weight", (15,)),
         ("vit", "embeddings.cls_token", (1, 24)),
+        ("bert", "embeddings.word_embeddings.weight", (50, 23)),
+        ("bert", "embeddings.LayerNorm.bias", (1, 24)),
+        ("bert", "encoder.layer.1.intermediate.dense.bias", (41,)),
     ],
 )
 def test_shapes_that_contradict_the_config_are_refused(
     name: str, tensor: str, shape: tuple[int, ...], saved: Any, tmp_path: Any
 ) -> None:
-    import shutil
-
     folder = shutil.copytree(saved(name)[1], tmp_path / "changed")
     change_tensors(folder, lambda tensors: tensors.update({tensor: np.ones(shape, np.float32)}))
     with refused(FileFormatError, "read_weights", tensor.removeprefix("model."), str(shape)):
-        read_weights(open_checkpoint(folder))
-
-
-def test_a_missing_norm_is_named(saved: Any, tmp_path: Any) -> None:
-    import shutil
-
-    folder = shutil.copytree(saved("falcon_new")[1], tmp_path / "changed")
-    change_tensors(folder, lambda tensors: tensors.pop("transformer.h.1.ln_attn.weight"))
-    with refused(FileFormatError, "h.1.input_layernorm.weight"):
         read_weights(open_checkpoint(folder))

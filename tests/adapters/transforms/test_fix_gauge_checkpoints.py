@@ -13,8 +13,6 @@ from gauge_changes import assert_equal_layers, in_other_gauge
 from oracles import assert_close, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import (
-    Attention,
-    Budget,
     builtin_path,
     fix_gauge,
     fold,
@@ -120,20 +118,3 @@ def test_half_precision_comes_out_single(saved: Any, tmp_path: Path) -> None:
     fixed, x = fix_gauge(checkpoint), np.arange(2, 11)
     assert fixed.attention(0).W_Q.dtype == np.float32
     assert_close(run(fixed, x).hidden, run(checkpoint, x).hidden, np.float32, 1000)
-
-
-@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gpt2_lm"])
-def test_a_model_in_memory(name: str, saved: Any) -> None:
-    model, folder = saved(name)
-    fixed = fix_gauge(open_checkpoint(folder))
-    for k in range(fixed.n_layers):
-        assert_equal_layers(fix_gauge(Attention.from_module(model, k)), fixed.attention(k), 1e-12)
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_compressed_checkpoints_are_refused(tmp_path: Path) -> None:
-    from tnlib_adapters import compress
-
-    compress(builtin_path(), tmp_path / "small", Budget(keep=0.5), what="attention")
-    with refused(ValueError, "fix_gauge: attention", "stored as factors"):
-        fix_gauge(open_checkpoint(tmp_path / "small"))

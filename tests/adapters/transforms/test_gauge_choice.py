@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gauge_changes import other_gauge
-from oracles import refused
 from slow_cases import mostly_slow
-from tnlib_adapters import Attention, Budget, builtin_path, choose_gauge, compress, fold, open_checkpoint
+from tnlib_adapters import Attention, builtin_path, choose_gauge, fold, open_checkpoint
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.reference.model import run
@@ -107,9 +106,3 @@ def test_a_stream_with_an_outlier_loses_it() -> None:
     assert want is not None
     assert got is not None
     assert np.abs(got - want).max() < EXACT * np.abs(want).max()
-
-
-def test_factored_checkpoints_are_refused(tmp_path: Path) -> None:
-    compress(builtin_path(), tmp_path / "out", Budget(keep=0.5))
-    with refused(ValueError, "choose_gauge: checkpoint", "stored as factors"):
-        choose_gauge(open_checkpoint(tmp_path / "out"))

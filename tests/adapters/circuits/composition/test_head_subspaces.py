@@ -155,10 +155,6 @@ def test_a_folded_gpt2_is_centred(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_refused(model: Checkpoint, tmp_path: Path) -> None:
-    with refused(ValueError, "subspace_overlaps: side", "'X'"):
-        subspace_overlaps(model, "X", "K")  # type: ignore[arg-type]
-    with refused(TypeError, "subspace_overlaps: model", "str"):
-        subspace_overlaps("builtin", "O", "K")  # type: ignore[arg-type]
     with refused(ValueError, "head_subspace: head must lie between 0 and 3"):
         head_subspace(model.attention(0), 4, "O")
     with refused(ValueError, "principal_angles", "(3, 1)", "(4, 1)"):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import tnlib_adapters
+from attention_layers import narrow_values_layer
 from oracles import normal
-from tnlib_adapters import Attention
 from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.attention.softmax import softmax
@@ -22,6 +21,7 @@ from tnlib_adapters.circuits import (
     layer_diagram,
     ov_diagram,
     qk_diagram,
+    term_diagram,
 )
 
 import tnlib
@@ -32,11 +32,6 @@ from tnlib.drawing import Diagram
 def layers() -> list[Any]:
     model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     return [model.attention(0), model.attention(1)]
-
-
-def neighbours(diagram: Diagram) -> Counter[frozenset[str]]:
-    names = [n.label.split()[0].replace("^1", "").replace("^2", "") if n.label else n.kind for n in diagram.nodes]
-    return Counter(frozenset((names[leg.a], names[leg.b])) for leg in diagram.legs if leg.b is not None)
 
 
 def test_operators_have_the_shapes_and_ranks_of_what_they_show(layers: list[Any]) -> None:
@@ -108,24 +103,6 @@ def test_grouped_heads_and_normalised_queries(layers: list[Any]) -> None:
             refused()
 
 
-@pytest.mark.parametrize("kind", ["Q", "K", "V"])
-def test_compositions_join_reader_and_writer(kind: Any, layers: list[Any]) -> None:
-    diagram = composition_diagram(kind, (layers[1], 0), (layers[0], 2))
-    met = neighbours(diagram)
-    own = 2 if kind == "V" else 0  # bonds between the same two names inside the heads
-    assert met[frozenset((f"W$_{kind}$", "W$_O$"))] == 1 + own, "what reads stands next to what the other head wrote"
-    assert met[frozenset(("W$_O$", "W$_V$"))] == 1 + own
-    assert ("stream", 64) in diagram.bonds, "what one head writes and the other reads has no constant coordinate"
-    if kind == "V":
-        assert met[frozenset(("A$$",))] == 1
-    else:
-        at = {leg.name: leg.end[0] for leg in diagram.legs if leg.end is not None}
-        assert at["query"] < at["key"]
-        assert not diagram.bubbles
-        pattern = next(n for n in diagram.nodes if n.label == "A$^1$")
-        assert abs(pattern.position[0] - at["query" if kind == "Q" else "key"]) < 1
-
-
 def test_the_diagram_of_cross_attention_reads_a_memory() -> None:
     layer = replace(variants()["grouped"], causal=False, cross=True)
     x, memory = normal((5, 6), seed=40), normal((7, 6), seed=41)
@@ -137,14 +114,6 @@ def test_the_diagram_of_cross_attention_reads_a_memory() -> None:
     np.testing.assert_allclose(diagram.evaluate(values), wanted, rtol=1e-10, atol=1e-12)
     assert dict(frozen_diagram(layer, 5).open_legs)["from"] is None
     assert dict(frozen_diagram(variants()["grouped"], 5).open_legs)["from"] == 5
-
-
-def test_a_dense_network_has_a_bubble_for_every_function() -> None:
-    sizes = [3, 8, 8, 2]
-    diagram = dense_diagram([np.ones((m, n)) for m, n in pairwise(sizes)], "gelu")
-    assert [size for _, size in diagram.bonds] == sizes[:-1]
-    assert [len(b.nodes) for b in diagram.bubbles] == [2, 3]
-    assert {b.label for b in diagram.bubbles} == {"gelu"}
 
 
 def arrays_of(layer: Any) -> dict[str, Any]:
@@ -160,18 +129,13 @@ def arrays_of(layer: Any) -> dict[str, Any]:
 
 
 def variants() -> dict[str, Any]:
-    def layer(biases: bool = True, **options: Any) -> Any:
-        shapes = [(4, 6, 4), (2, 6, 4), (2, 6, 3), (4, 3, 6)]
-        bias_shapes = [(4, 4), (2, 4), (2, 3), (6,)] if biases else []
-        weights = [normal(shape, seed=k) for k, shape in enumerate(shapes)]
-        return Attention(*weights, 0.7, *(normal(s, seed=9 + k) for k, s in enumerate(bias_shapes)), **options)
-
+    norm = HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)
     return {
-        "grouped": layer(),
-        "rotary": layer(rotary=Rotary([0.6, 0.1], factor=1.1)),
-        "normalised": layer(head_norm=HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)),
-        "both": layer(False, rotary=Rotary([0.5]), head_norm=HeadNorm(normal(4, seed=1), normal(4, seed=2), 1e-3)),
-        "ALiBi and cap": layer(alibi=np.arange(4.0), softcap=1.5, window=3),
+        "grouped": narrow_values_layer(),
+        "rotary": narrow_values_layer(rotary=Rotary([0.6, 0.1], factor=1.1)),
+        "normalised": narrow_values_layer(head_norm=norm),
+        "both": narrow_values_layer(biases=False, rotary=Rotary([0.5]), head_norm=norm),
+        "ALiBi and cap": narrow_values_layer(alibi=np.arange(4.0), softcap=1.5, window=3),
     }
 
 
@@ -267,6 +231,7 @@ def test_all_are_painted(layers: list[Any]) -> None:
         frozen_diagram(layers[0]),
         layer_diagram(layers[0]),
         *(composition_diagram(kind, (layers[1], 0), (layers[0], 2)) for kind in ("Q", "K", "V")),
+        term_diagram("QKV", (layers[1], 0), (layers[0], 2)),
     ]
     for diagram in diagrams:
         figure = tnlib.draw(diagram).figure

@@ -48,18 +48,6 @@ def test_what_is_added_to_which_stream(name: str, tmp_path: Path) -> None:
     assert tnlib.draw(diagram)._repr_svg_().rstrip().endswith("</svg>")
 
 
-def test_gates_and_biases(tmp_path: Path) -> None:
-    plain = feed_forward_diagram(opened("gptj", tmp_path / "gptj"), 0)
-    assert [n.kind for n in plain.nodes] == ["matrix", "matrix", "tensor", "function", "tensor"]
-    assert plain.bonds[:2] == (("d_ff", 128), ("stream", 33)), "a bias reads one coordinate more"
-    assert "b$_↓$" in [n.label for n in plain.nodes]
-    gated = feed_forward_diagram(opened("llama_biases", tmp_path / "biases"), 0)
-    assert [n.kind for n in gated.nodes].count("delta") == 1
-    assert next(gated.nodes[k].label for k in gated.bubbles[0].nodes) == "gate"
-    bare = feed_forward_diagram(opened("llama", tmp_path / "llama"), 0)
-    assert "b$_" not in "".join(n.label for n in bare.nodes) + bare.title
-
-
 @pytest.mark.parametrize("name", ["gptj", "llama_biases", "llama"])
 def test_the_diagram_of_a_feed_forward_layer_is_its_output(name: str, tmp_path: Path) -> None:
     model = opened(name, tmp_path)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_layers import narrow_values_layer
 from oracles import normal
 from tnlib_adapters import Attention, Checkpoint, Rotary
 from tnlib_adapters.attention.relative_bias import RelativeBias
@@ -18,17 +19,6 @@ import tnlib
 
 N, H, G = 10, 1, 3  # positions; heads of layer 1 and of layer 0
 TOKENS = np.arange(N)
-
-
-def layer_of(seed: int, biases: bool = True, **options: Any) -> Attention:
-    shapes = [(4, 6, 4), (2, 6, 4), (2, 6, 3), (4, 3, 6)]
-    bias_shapes = [(4, 4), (2, 4), (2, 3), (6,)] if biases else []
-    return Attention(
-        *(normal(shape, seed=seed + k) for k, shape in enumerate(shapes)),
-        0.7,
-        *(normal(shape, seed=seed + 10 + k) for k, shape in enumerate(bias_shapes)),
-        **options,
-    )
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -84,7 +74,7 @@ def head_output(layer: Attention, head: int, pattern: np.ndarray, x: np.ndarray)
 @pytest.fixture(scope="module", params=OPTIONS)
 def network(request: Any) -> tuple[Attention, Attention, OpenLayer, dict[str, Any]]:
     """Two layers, the second one open on the stream in two parts, and the values of the diagrams."""
-    earlier, later = layer_of(40), layer_of(60, **OPTIONS[request.param])
+    earlier, later = narrow_values_layer(40), narrow_values_layer(60, **OPTIONS[request.param])
     x, pattern = normal((N, 6), seed=3), np.tril(normal((N, N), seed=4) ** 2)
     parts = StreamParts(("embedding", "0.3"), np.stack([x, head_output(earlier, G, pattern, x)]))
     return earlier, later, OpenLayer(later, parts), values_of(later, earlier, x, pattern)
@@ -163,17 +153,6 @@ def test_every_end_has_a_name_and_nothing_stands_on_another(name: str, model: An
         apart = [np.hypot(*np.subtract(p, q)) for k, p in enumerate(places) for q in places[:k]]
         assert min(apart, default=1.0) >= 1.0
         assert diagram.title.startswith(f"{name}: ")
-
-
-def test_all_are_painted_inside_the_picture(model: Any) -> None:
-    axes = tnlib.draw(term_diagram("QKV", (model.attention(1), H), (model.attention(0), G))).figure.axes[0]
-    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    back = axes.transData.inverted()
-    boxes = [back.transform(text.get_window_extent().get_points()) for text in axes.texts]
-    assert len(boxes) > 20
-    for (left, low), (right, high) in boxes:
-        assert x0 <= left <= right <= x1
-        assert y0 <= low <= high <= y1
 
 
 def test_other_names_and_models_are_refused(model: Any, llama: Checkpoint) -> None:

@@ -12,7 +12,6 @@ from attention_layers import branches
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import pattern_scores, repeat_scores, score_shares, weight_scores
-from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights
 from token_streams import N, meet, stream
 from transformers_models import random_model
@@ -42,16 +41,6 @@ def test_heads_that_see_everything_are_measured_against_that() -> None:
         assert_close(getattr(found, doing), np.full((1, 3), found.chance[doing]))
     assert np.isnan(pattern_scores([pattern[:1]], [1, 2, 3, 4]).induction).all()
     assert pattern_scores([pattern[:1]], [1, 2, 3, 4]).largest("induction", 3) == []
-
-
-def test_scores_are_those_of_the_model_that_ran(model: Checkpoint) -> None:
-    tokens = np.tile(np.random.default_rng(3).permutation(128)[:20], 2)
-    seen = run(model, tokens)
-    found = pattern_scores(seen.patterns, tokens)
-    for layer, patterns in enumerate(seen.patterns):
-        diagonals = [np.array([patterns[0, :, i, i - k] for i in range(20, 40)]).mean(axis=0) for k in (20, 19)]
-        assert_close(found.duplicate[layer], diagonals[0])
-        assert_close(found.induction[layer], diagonals[1])
 
 
 def test_trained_heads_do_what_is_known_of_them(model: Checkpoint) -> None:
@@ -164,12 +153,8 @@ def test_wrong_arguments_are_refused(model: Checkpoint, opened: Callable[[str], 
         pattern_scores([np.ones((1, 4, 4))], [1, 2, 3])
     with refused(ValueError, "pattern_scores: patterns must hold at least one layer"):
         pattern_scores([], [1, 2, 3])
-    with refused(ValueError, "PatternScores.largest: kind", "'copying'"):
-        repeat_scores(model, n_sequences=1, length=4).largest("copying", 1)  # type: ignore[arg-type]
     with refused(ValueError, "run: tokens must hold at most 96"):
         repeat_scores(model, length=49)
-    with refused(TypeError, "weight_scores: model must be a Checkpoint"):
-        weight_scores(model.attention(0))  # type: ignore[arg-type]
     with refused(ValueError, "weight_scores", "qwen3", "normalises", "repeat_scores"):
         weight_scores(opened("qwen3")[0])
     random_model("vit").save_pretrained(tmp_path)
