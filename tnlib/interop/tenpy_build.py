@@ -242,9 +242,8 @@ def by_charge(train: TensorTrain, legs: Sequence[Array], valid: Callable[[Array]
     sectors = Sectors([last / last.real.dtype.type(inside)], [unit], [total], size * inside, gathered.exponent, outside)
     for k in range(len(legs) - 1, 0, -1):
         left, n, right = sectors.cores[0].shape
-        u, s, carry, begins = _split(
-            sectors.cores[0].reshape(left, n * right).T, _before(sectors.charges[0], legs[k], valid), noise[k - 1]
-        )
+        rows = _before(sectors.charges[0], legs[k], valid)
+        u, s, carry, begins = _split(sectors.cores[0].reshape(left, n * right).T, rows, noise[k - 1], charges[k])
         sectors.cores[0] = np.ascontiguousarray(u.T).reshape(-1, n, right)
         sectors.cores.insert(0, labelled[k - 1] @ carry.T)  # l n [r] r'
         sectors.spectra.insert(0, s)
@@ -294,11 +293,19 @@ def _of_one_charge(core: Array, rows: Array) -> tuple[Array, Array, float]:
     return out.reshape(core.shape), rows[inside[:1]], norm(np.delete(matrix, inside, axis=0))
 
 
-def _split(matrix: Array, rows: Array, noise: float) -> tuple[Array, Array, Array, Array]:
-    """Return u, s and diag(s) vh of a matrix with row charges, and the charges of the columns of u."""
+def _split(
+    matrix: Array, rows: Array, noise: float, columns: Array | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """Return u, s and diag(s) vh of a matrix with row charges, and the charges of the columns of u.
+
+    With charges of the columns too, entries outside their sectors are 0 also in vh, where an SVD leaves roundoff, which
+    TeNPy refuses above 1e-16.
+    """
     parts = []
     for inside in _alike(rows):
         u, s, vh = thin_svd(matrix[inside])
+        if columns is not None:
+            vh[:, (columns != rows[inside[0]]).any(axis=1)] = 0
         rank = int(np.count_nonzero(s > noise))
         turn = canonical_basis_change(u[:, :rank], s[:rank], matrix.dtype)
         parts.append((inside, turn.columns(u[:, :rank]), s[:rank], turn.rows(s[:rank, None] * vh[:rank])))
