@@ -210,11 +210,6 @@ def test_an_svd_unpacks_to_three() -> None:
     assert (u.shape, s.shape, vh.shape) == ((3, 2), (2,), (2, 2))
 
 
-def test_the_transpose_of_a_low_rank_is_no_adjoint() -> None:
-    value = tnlib.LowRank(oracles.normal((3, 2), np.complex128), oracles.normal((2, 4), np.complex128))
-    oracles.assert_close(value.T.full(), value.full().T)
-
-
 def test_integers_become_doubles_and_byte_order_native() -> None:
     assert tnlib.LowRank([[1], [2]], [[3, 4]]).dtype == np.float64
     swapped = np.ones((2, 2), ">f8")
