@@ -26,6 +26,8 @@ def test_full_norm_and_counts(value: Any) -> None:
     assert value.dtype in oracles.DTYPES
     assert value.full().dtype == value.dtype
     assert value.n_parameters == sum(a.size for a in value.arrays())
+    assert tuple(value.named_arrays().values()) == value.arrays()
+    assert (value.ndim, value.size) == (len(value.shape), int(np.prod(value.shape)))
     assert isinstance(value.n_parameters, int)
     assert isinstance(value.norm(), float)
     assert all(isinstance(n, int) for n in (*value.shape, *value.ranks))
