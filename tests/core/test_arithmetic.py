@@ -292,21 +292,6 @@ def test_the_real_part_of_a_cp_of_many_complex_factors_is_refused() -> None:
         t.real  # noqa: B018
 
 
-@pytest.mark.parametrize("verb", [tnlib.kron, tnlib.outer], ids=["kron", "outer"])
-@pytest.mark.parametrize("size", [1e-300, 1e300])
-def test_products_of_values_whose_arrays_leave_the_range(verb: Any, size: float) -> None:
-    a, root = oracles.normal((2, 3, 2)), size**-0.5
-    tucker = tnlib.Tucker(a * size, [np.eye(2) * root, np.eye(3) * root, np.eye(2)])
-    cp = tnlib.CP(np.array([size, -size]), [np.ones((2, 2)) * root, oracles.normal((3, 2)) * root])
-    for value in (tucker, cp):
-        plain = value.full()
-        want = np.kron(plain, plain) if verb is tnlib.kron else np.multiply.outer(plain, plain)
-        oracles.assert_close(verb(value, value).full(), want)
-    if verb is tnlib.kron:
-        value = tnlib.LowRank(np.ones((3, 1)) * size**0.6, np.ones((1, 2)) * size**-0.6)
-        oracles.assert_close(verb(value, value).full(), np.ones((9, 4)))
-
-
 @given(wild_trains())
 def test_cores_are_in_range_and_the_norm_is_that_of_the_array(tt: tnlib.TensorTrain) -> None:
     for core in tt.cores:

@@ -88,18 +88,6 @@ def test_sums_of_kronecker_products(dtype: np.dtype) -> None:
         assert abs(tnlib.distance(one, other) - oracles.norm(p - q)) <= 400 * eps * sum(sizes)
 
 
-@pytest.mark.parametrize("c", [1e-100, 1e100])
-def test_inner_products_of_small_formats_at_any_scale(c: float) -> None:
-    f = [oracles.normal((n, 2), seed=n) for n in (3, 4, 5)]
-    cp, small = tnlib.CP([2.0, 1.0], f), tnlib.CP([2.0, 1.0], [c * f[0], c * f[1], f[2]])
-    assert tnlib.inner(cp, small) == pytest.approx(c * c * tnlib.inner(cp, cp), rel=1e-12)
-    core = oracles.normal((2, 2, 2))
-    tucker, other = tnlib.Tucker(core, f), tnlib.Tucker(c * core, [c * f[0], *f[1:]])
-    assert tnlib.inner(tucker, other) == pytest.approx(c * c * tnlib.inner(tucker, tucker), rel=1e-12)
-    low, tall = tnlib.LowRank(f[0], f[1].T), tnlib.LowRank(c * f[0], c * f[1].T)
-    assert tnlib.inner(tall, low) == pytest.approx(c * c * tnlib.inner(low, low), rel=1e-12)
-
-
 # --------------------------------------------------------------------------------- trains that have no dense form
 
 

@@ -84,23 +84,6 @@ def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
             oracles.assert_close(fit.value.u, want.u, dtype)
 
 
-@pytest.mark.parametrize("c", [1e-150, 1e-30, 1e30, 1e150])
-def test_two_factors_and_tucker_are_free_of_scale(c: float) -> None:
-    left, right = oracles.normal((6, 4)), oracles.normal((4, 5), seed=1)
-    core, factors = oracles.normal((2, 3, 4)), [oracles.normal((5, r), seed=r) for r in (2, 3, 4)]
-    for rtol in (0.3, 1e-10):
-        pairs = [
-            (tnlib.LowRank(left, right), tnlib.LowRank(c * left, right / c)),
-            (tnlib.LowRank(left, right), tnlib.LowRank(left, c * right)),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(c * core, [factors[0], factors[1] / c, factors[2]])),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(core, [c * factors[0], *factors[1:]])),
-        ]
-        for plain, scaled in pairs:
-            want, got = tnlib.round(plain, rtol=rtol), check(scaled, rtol)
-            assert got.value.ranks == want.value.ranks
-            assert got.error == pytest.approx(want.error, rel=1e-6, abs=1e-14)
-
-
 def test_mixed_dtypes_become_one() -> None:
     a, b, c = oracles.random_cores((3, 4, 5), (1, 3, 3, 1))
     for t in (

@@ -87,16 +87,6 @@ def test_a_single_precision_train_gets_no_better_error_than_it_has() -> None:
     assert max(tnlib.isometry_errors(fit.value)) <= 1e-13
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
-def test_the_scale_of_a_gate_changes_no_rank(scale: float) -> None:
-    tt = tnlib.random.tensor_train((2,) * 6, 5, rng=1)
-    gate = oracles.normal((4, 4), np.float64, 2)
-    plain, scaled = (tnlib.apply_gate(tt, c * gate, (2, 3), rtol=0.1) for c in (1.0, scale))
-    assert scaled.value.ranks == plain.value.ranks
-    assert scaled.error == pytest.approx(plain.error, rel=1e-12)
-    assert scaled.value.log_norm() == pytest.approx(plain.value.log_norm() + math.log(scale), rel=1e-12)
-
-
 def test_a_circuit_gives_the_state_of_the_dense_simulation() -> None:
     rng = np.random.default_rng(0)
     state, dense = tnlib.product_state(np.eye(2)[[0] * 6]), np.zeros((2,) * 6)
