@@ -135,8 +135,6 @@ def test_other_kinds_and_other_legs_are_refused() -> None:
         (lambda: tnlib.KroneckerTerms(np.ones((3, 3)), [np.ones((4, 4))]), ValueError, ["left must have 3 legs"]),
         (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), [np.ones(4)]), ValueError, ["right 0 must have 2 legs"]),
         (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), []), TypeError, ["right must be a non-empty sequence"]),
-        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), np.float64(2)), TypeError, ["right must be a non-empty"]),
-        (lambda: tnlib.KroneckerTerms(np.ones((1, 3, 3)), "a"), TypeError, ["right must be a non-empty", "str"]),
     ],
 )
 def test_impossible_terms_are_refused(call: Any, kind: type[Exception], words: list[str]) -> None:
