@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,18 @@ def test_other_dtypes_are_promoted(name: str, given_dtype: str, computed: str) -
 
 def test_nested_lists_are_arrays() -> None:
     assert tnlib.svd([[1, 2], [2, 4]]).value.ranks == (1,)
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_zero(name: str, dtype: np.dtype) -> None:
+    for shape in [(4, 6), (6, 4), (1, 1)] if name == "ttm_svd" else [(4, 6), (2, 3, 4), (1, 1, 1)]:
+        for rtol, cap in itertools.product([None, 0.0, 0.1], [None, 2]):
+            fit = oracles.METHODS[name](np.zeros(shape, dtype), rtol, cap)
+            assert set(fit.value.ranks) == {1}
+            assert fit.error == 0
+            assert not fit.value.full().any()
+            oracles.assert_gauge(fit.value)
 
 
 @pytest.mark.parametrize("name", oracles.METHODS)
