@@ -172,19 +172,6 @@ def test_norms_of_differences_keep_their_digits() -> None:
         assert value.norm() == pytest.approx(want, rel=1e-4), name
 
 
-def test_log_scale_multiplies_everything() -> None:
-    cores = oracles.random_cores((2, 3), (1, 2, 1))
-    plain, scaled = tnlib.TensorTrain(cores), tnlib.TensorTrain(cores, log_scale=math.log(3.0))
-    oracles.assert_close(scaled.full(), 3 * plain.full())
-    assert scaled.norm() == pytest.approx(3 * plain.norm())
-    pair = [c.reshape(c.shape[0], 1, *c.shape[1:]) for c in cores]
-    v = oracles.normal((6,))
-    oracles.assert_close(tnlib.TTMatrix(pair, log_scale=math.log(3.0)) @ v, 3 * (tnlib.TTMatrix(pair) @ v))
-    oracles.assert_close(
-        tnlib.TTMatrix(pair, log_scale=math.log(3.0)).rmatvec(np.ones(1)), 3 * tnlib.TTMatrix(pair).rmatvec(np.ones(1))
-    )
-
-
 def test_rows_come_before_columns_in_cores() -> None:
     a, b = oracles.normal((2, 3)), oracles.normal((4, 5))
     oracles.assert_close(tnlib.TTMatrix([a[None, ..., None], b[None, ..., None]]).full(), np.kron(a, b))
