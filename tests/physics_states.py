@@ -14,19 +14,6 @@ import tnlib
 
 
 @st.composite
-def trains(draw: Any) -> tnlib.TensorTrain:
-    """Any train of one dtype, in any gauge; legs of size 1, bonds that are too large and single cores among them."""
-    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    ranks = [1, *(draw(st.integers(1, 4)) for _ in shape[1:]), 1]
-    dtype = draw(st.sampled_from(oracles.DTYPES))
-    cores = oracles.random_cores(shape, ranks, dtype, draw(st.integers(0, 999)))
-    log_scale = draw(st.sampled_from([0.0, 0.0, -3.5, 20.0]))
-    train = tnlib.TensorTrain(cores, None, log_scale)
-    center = draw(st.none() | st.integers(0, len(shape) - 1))
-    return train if center is None else tnlib.canonicalize(train, center)
-
-
-@st.composite
 def operators(draw: Any, square: bool = False) -> tnlib.TTMatrix:
     """Any operator of one dtype, its rows and columns of different sizes unless `square`."""
     rows = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))

@@ -35,9 +35,9 @@ def dense(value: Any) -> np.ndarray:
     return full
 
 
-def build(terms: list[str], dtype: Any = np.float64, seed: int = 0) -> Any:
+def build(terms: list[str], dtype: Any = np.float64, seed: int = 0, sizes: dict[str, int] = SIZES) -> Any:
     """A network of normal tensors T0, T1, ... with one letter per index."""
-    arrays = [oracles.normal([SIZES[i] for i in inds], dtype, seed + k) for k, inds in enumerate(terms)]
+    arrays = [oracles.normal([sizes[i] for i in inds], dtype, seed + k) for k, inds in enumerate(terms)]
     pairs = zip(arrays, terms, strict=True)
     return qtn.TensorNetwork([qtn.Tensor(a, list(inds), [f"T{k}"]) for k, (a, inds) in enumerate(pairs)])
 

@@ -285,50 +285,36 @@ def config_readers(modules: dict[str, Path]) -> list[str]:
     return readers
 
 
+# file -> its text, and the module that it must not import
 BAD = {
-    "up": (
-        "tnlib/linalg/bad.py",
-        "from tnlib.formats.cp.format import CP",
-        "tnlib.linalg.bad imports tnlib.formats.cp.format",
-    ),
-    "inside a function": (
-        "tnlib/linalg/bad.py",
-        "def f():\n    import tnlib.ops.round",
-        "tnlib.linalg.bad imports tnlib.ops.round",
-    ),
-    "relative": ("tnlib/linalg/bad.py", "from ..formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
-    "reference of the registry": (
-        "tnlib/formats/train/bad.py",
-        "register('tnlib.formats.train.bad:A', round='tnlib.formats.cp:f')",
-        "tnlib.formats.train.bad imports tnlib.formats.cp",
-    ),
-    "stub": ("tnlib/linalg/bad.pyi", "from tnlib.formats import cp", "tnlib.linalg.bad imports tnlib.formats.cp"),
-    "from the library to adapters": (
-        "tnlib/io.py",
-        "from tnlib_adapters.checkpoints import modified",
-        "tnlib.io imports tnlib_adapters.checkpoints",
-    ),
-    "hooks on modules": (
-        "adapters/tnlib_adapters/transformers_plugin/bad.py",
+    "tnlib/linalg/bad.py": ("from tnlib.formats.cp.format import CP", "tnlib.formats.cp.format"),
+    "tnlib/linalg/in_a_function.py": ("def f():\n    import tnlib.ops.round", "tnlib.ops.round"),
+    "tnlib/linalg/relative.py": ("from ..formats import cp", "tnlib.formats.cp"),
+    "tnlib/formats/train/bad.py": ("register('tnlib.formats.train:A', round='tnlib.formats.cp:f')", "tnlib.formats.cp"),
+    "tnlib/linalg/stub.pyi": ("from tnlib.formats import cp", "tnlib.formats.cp"),
+    "tnlib/io.py": ("from tnlib_adapters.checkpoints import modified", "tnlib_adapters.checkpoints"),
+    "adapters/tnlib_adapters/transformers_plugin/hooks.py": (
         "from tnlib_adapters.instrument.running_model import M",
-        "tnlib_adapters.transformers_plugin.bad imports tnlib_adapters.instrument.running_model",
+        "tnlib_adapters.instrument.running_model",
     ),
 }
 
 
-def write_files(root: Path, texts: dict[str, str]) -> None:
+def write_modules(root: Path, package: str, texts: dict[str, str]) -> dict[str, Path]:
+    """Write files, named without their suffix .py, below `package`, and find all modules."""
     for name, text in texts.items():
-        file = root / name
+        file = root / package / (name if "." in name else f"{name}.py")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    return find_modules({"tnlib": root, "tnlib_adapters": root / "adapters"})
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
-    where, text, want = BAD[case]
-    empty = ["tnlib/formats/__init__.py", "tnlib/formats/cp.py", "tnlib/linalg/bad.py"]
-    write_files(tmp_path, dict.fromkeys(empty, "") | {where: text})
-    assert want in upward(find_modules({"tnlib": tmp_path, "tnlib_adapters": tmp_path / "adapters"}))
+    text, other = BAD[case]
+    empty = ["tnlib/formats/__init__", "tnlib/formats/cp", "tnlib/linalg/stub"]
+    name = case.removeprefix("adapters/").rpartition(".")[0].replace("/", ".")
+    assert f"{name} imports {other}" in upward(write_modules(tmp_path, "", dict.fromkeys(empty, "") | {case: text}))
 
 
 def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
@@ -338,8 +324,7 @@ def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
         "circuits/attribute": "def f(checkpoint):\n    row = checkpoint.architecture\n    return row.stored",
         "circuits/message": "def f(weights):\n    return f'a {weights.architecture}'",
     }
-    write_files(tmp_path / "tnlib_adapters", {f"{name}.py": text for name, text in texts.items()})
-    readers = row_readers(find_modules({"tnlib_adapters": tmp_path}))
+    readers = row_readers(write_modules(tmp_path, "adapters/tnlib_adapters", texts))
     assert readers == ["tnlib_adapters.circuits.attribute", "tnlib_adapters.circuits.import_of_the_table"]
 
 
@@ -351,15 +336,13 @@ def test_a_module_that_reads_a_config_is_found(tmp_path: Path) -> None:
         "write": "def f(config, a):\n    config['a'] = a\n    return {**config}",
         "settings": "def f(settings):\n    return settings['a']",
     }
-    write_files(tmp_path / "tnlib_adapters/circuits", {f"{name}.py": text for name, text in texts.items()})
-    readers = config_readers(find_modules({"tnlib_adapters": tmp_path}))
+    readers = config_readers(write_modules(tmp_path, "adapters/tnlib_adapters/circuits", texts))
     assert readers == [f"tnlib_adapters.circuits.{name}" for name in ("get", "lookup", "module")]
 
 
 def test_cycles_and_roots_are_found(tmp_path: Path) -> None:
     texts = {"a": "def f():\n    from tnlib.linalg import b", "b": "import tnlib.linalg.a", "c": "import tnlib"}
-    write_files(tmp_path / "tnlib/linalg", {f"{name}.py": text for name, text in texts.items()})
-    modules = find_modules({"tnlib": tmp_path})
+    modules = write_modules(tmp_path, "tnlib/linalg", texts)
     assert sorted(set(find_cycle(import_graph(modules)))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
     assert roots_imported(modules) == ["tnlib.linalg.c imports tnlib"]
 
@@ -377,8 +360,7 @@ def test_a_cycle_of_folders_is_found(tmp_path: Path) -> None:
         "linalg/d/__init__": "",
         "linalg/d/e": "",
     }
-    write_files(tmp_path / "tnlib", {f"{name}.py": text for name, text in texts.items()})
-    modules = find_modules({"tnlib": tmp_path})
+    modules = write_modules(tmp_path, "tnlib", texts)
     assert find_cycle(import_graph(modules)) == []
     assert sorted(set(find_cycle(folder_graph(modules, "tnlib.linalg")))) == ["tnlib.linalg.a", "tnlib.linalg.b"]
     assert find_cycle(folder_graph(modules, "tnlib")) == []
@@ -388,9 +370,7 @@ def test_a_module_that_hides_a_public_name_is_found(tmp_path: Path) -> None:
     texts = {
         "__init__": "from tnlib.ops.b import c",
         "ops/__init__": "",
+        "ops/__init__.pyi": "from . import c as c\nfrom .a import a\nfrom .d import b",
         **dict.fromkeys(["c", "ops/a", "ops/b", "ops/c"], ""),
     }
-    files = {f"{name}.py": text for name, text in texts.items()}
-    files["ops/__init__.pyi"] = "from . import c as c\nfrom .a import a\nfrom .d import b"
-    write_files(tmp_path / "tnlib", files)
-    assert hidden(find_modules({"tnlib": tmp_path})) == ["tnlib.c", "tnlib.ops.a", "tnlib.ops.b"]
+    assert hidden(write_modules(tmp_path, "tnlib", texts)) == ["tnlib.c", "tnlib.ops.a", "tnlib.ops.b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -54,19 +55,10 @@ def check(x: np.ndarray, name: str, rtol: float | None, cap: int | None) -> None
         assert oracles.true_error(x, fit.value) <= 1000 * oracles.eps(x.dtype)
 
 
-@given(x=arrays(), rtol=tolerances, cap=caps)
-def test_tt_svd(x: np.ndarray, rtol: float | None, cap: int | None) -> None:
-    check(x, "tt_svd", rtol, cap)
-
-
-@given(x=arrays(), rtol=tolerances, cap=caps)
-def test_tucker(x: np.ndarray, rtol: float | None, cap: int | None) -> None:
-    check(x, "tucker", rtol, cap)
-
-
-@given(x=arrays(least=2), rtol=tolerances, cap=caps)
-def test_svd(x: np.ndarray, rtol: float | None, cap: int | None) -> None:
-    check(x, "svd", rtol, cap)
+@pytest.mark.parametrize(("name", "least"), [("tt_svd", 1), ("tucker", 1), ("svd", 2)])
+@given(data=st.data(), rtol=tolerances, cap=caps)
+def test_tensors(name: str, least: int, data: st.DataObject, rtol: float | None, cap: int | None) -> None:
+    check(data.draw(arrays(least)), name, rtol, cap)
 
 
 @given(
@@ -172,6 +164,18 @@ def test_nested_lists_are_arrays() -> None:
 
 
 @pytest.mark.parametrize("name", oracles.METHODS)
+@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+def test_zero(name: str, dtype: np.dtype) -> None:
+    for shape in [(4, 6), (6, 4), (1, 1)] if name == "ttm_svd" else [(4, 6), (2, 3, 4), (1, 1, 1)]:
+        for rtol, cap in itertools.product([None, 0.0, 0.1], [None, 2]):
+            fit = oracles.METHODS[name](np.zeros(shape, dtype), rtol, cap)
+            assert set(fit.value.ranks) == {1}
+            assert fit.error == 0
+            assert not fit.value.full().any()
+            oracles.assert_gauge(fit.value)
+
+
+@pytest.mark.parametrize("name", oracles.METHODS)
 def test_the_smaller_rank_wins(name: str) -> None:
     x = oracles.hilbert((8, 8))
     loose, tight = oracles.METHODS[name](x, 0.2), oracles.METHODS[name](x, 1e-6)
@@ -245,17 +249,14 @@ COUNTS = [
     ("svd", "max_rank", lambda n: tnlib.svd(GOOD, max_rank=n)),
     ("tt_svd", "max_rank", lambda n: tnlib.tt_svd(GOOD, max_rank=n)),
     ("ttm_svd", "max_rank", lambda n: tnlib.ttm_svd(GOOD, (2, 2), (2, 2), max_rank=n)),
-    ("tucker", "ranks", lambda n: tnlib.tucker(GOOD, ranks=n)),
-    ("tucker", "ranks", lambda n: tnlib.tucker(GOOD, ranks=(2, n))),
     ("tucker", "n_iter", lambda n: tnlib.tucker(GOOD, n_iter=-1 if n == 0 else n)),
     ("cp", "rank", lambda n: tnlib.cp(GOOD, n)),
     ("cp", "n_iter", lambda n: tnlib.cp(GOOD, 1, n_iter=n)),
     ("cp", "n_starts", lambda n: tnlib.cp(GOOD, 1, n_starts=n)),
-    ("ttm_svd", "row_shape", lambda n: tnlib.ttm_svd(GOOD, (4, n), (2, 2))),
 ]
 
 
-@pytest.mark.parametrize(("name", "parameter", "call"), COUNTS, ids=[f"{n}-{p}" for n, p, _ in COUNTS[:-1]] + ["rows"])
+@pytest.mark.parametrize(("name", "parameter", "call"), COUNTS, ids=[f"{n}-{p}" for n, p, _ in COUNTS])
 def test_impossible_counts_are_refused(name: str, parameter: str, call: Any) -> None:
     for bad in (0, -3, 2.0, "2", True, np.True_, 2j, np.array(2.5)):
         with oracles.refused(ValueError if type(bad) is int else TypeError, f"{name}: {parameter} must", "got"):

@@ -26,33 +26,25 @@ def test_the_report() -> None:
     ]
 
 
-def test_the_report_of_a_result_larger_than_its_input() -> None:
-    fit = tnlib.svd(np.diag([3.0, 2.0, 1.0]), max_rank=2)
-    assert "  parameters  14 of 9, 1.6 times more" in repr(fit).splitlines()
+def long_train() -> tnlib.Fit[Any]:
+    return tnlib.tt_svd(oracles.random_train((2,) * 17, [1, *[2] * 16, 1]))
 
 
-def test_the_report_of_a_miss() -> None:
-    fit, _ = oracles.quietly(lambda: tnlib.svd(np.diag([4.0, 3.0]), rtol=0.5, max_rank=1))
-    assert "  error       0.6, certified, NOT converged" in repr(fit).splitlines()
-
-
-def test_the_report_names_sweeps_and_notes() -> None:
-    fit, _ = oracles.quietly(lambda: tnlib.tucker(oracles.ghz(3, 3), ranks=2, n_iter=2))
-    lines = repr(fit).splitlines()
-    assert "  sweeps      2" in lines
-    assert sum(line.startswith("  note        ") for line in lines) == len(fit.notes) == 1
-
-
-def test_the_report_of_a_long_train_is_short() -> None:
-    fit = tnlib.tt_svd(oracles.random_train((2,) * 17, [1, *[2] * 16, 1]))
-    ranks = repr(fit).splitlines()[1]
-    assert ranks == "  ranks       1 2 2 2 2 2 2 2 ... 2 2 2 1 (18 of them, largest 2)"
-
-
-def test_roundoff_is_named_only_where_it_is() -> None:
-    assert "roundoff" not in repr(tnlib.svd(np.diag([1.0, 1e-13]), max_rank=1))
-    assert "1e-13" in repr(tnlib.svd(np.diag([1.0, 1e-13]), max_rank=1))
-    assert "roundoff" in repr(tnlib.svd(np.diag([1.0, 1e-13]).astype(np.float32), max_rank=1))
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: tnlib.svd(np.diag([3.0, 2.0, 1.0]), max_rank=2), "parameters  14 of 9, 1.6 times more"),
+        (lambda: tnlib.svd(np.diag([4.0, 3.0]), rtol=0.5, max_rank=1), "error       0.6, certified, NOT converged"),
+        (lambda: tnlib.svd(np.diag([1.0, 1e-13]), max_rank=1), "error       1e-13, certified"),
+        (lambda: tnlib.svd(np.diag([1.0, 1e-13]).astype("f4"), max_rank=1), "error       roundoff, certified"),
+        (lambda: tnlib.tucker(oracles.ghz(3, 3), ranks=2, n_iter=2), "sweeps      2"),
+        (lambda: tnlib.tucker(oracles.ghz(3, 3), ranks=2), "note        ranks separates equal singular values"),
+        (long_train, "ranks       1 2 2 2 2 2 2 2 ... 2 2 2 1 (18 of them, largest 2)"),
+    ],
+)
+def test_lines_of_the_report(make: Callable[[], Any], line: str) -> None:
+    fit, _ = oracles.quietly(make)
+    assert f"\n  {line}" in repr(fit)
 
 
 def test_it_is_frozen() -> None:

@@ -26,6 +26,8 @@ def test_full_norm_and_counts(value: Any) -> None:
     assert value.dtype in oracles.DTYPES
     assert value.full().dtype == value.dtype
     assert value.n_parameters == sum(a.size for a in value.arrays())
+    assert tuple(value.named_arrays().values()) == value.arrays()
+    assert (value.ndim, value.size) == (len(value.shape), int(np.prod(value.shape)))
     assert isinstance(value.n_parameters, int)
     assert isinstance(value.norm(), float)
     assert all(isinstance(n, int) for n in (*value.shape, *value.ranks))
@@ -143,23 +145,6 @@ def test_operands_of_another_size_are_refused(value: Any) -> None:
                 multiply(x)
 
 
-@pytest.mark.parametrize("c", [1e-200, 1e200])
-def test_norms_neither_overflow_nor_underflow(c: float) -> None:
-    half = math.sqrt(c)
-    for value, scaled in [
-        (tnlib.LowRank(np.ones((3, 2)), np.ones((2, 4))), lambda v: tnlib.LowRank(half * v.left, half * v.right)),
-        (tnlib.CP([2.0, 1.0], [np.eye(2)] * 3), lambda v: tnlib.CP(c * v.weights, v.factors)),
-        (tnlib.Tucker(np.ones((2, 2)), [np.eye(3, 2)] * 2), lambda v: tnlib.Tucker(c * v.core, v.factors)),
-        (tnlib.TensorTrain([np.ones((1, 2, 1))] * 3), lambda v: tnlib.TensorTrain([c * v.cores[0], *v.cores[1:]])),
-        (
-            tnlib.KroneckerTerms(np.ones((1, 2, 2)), [np.ones((3, 3))]),
-            lambda v: tnlib.KroneckerTerms(c * v.left, v.right),
-        ),
-        (tnlib.SVD(np.eye(3, 2), [2.0, 1.0], np.eye(2)), lambda v: tnlib.SVD(v.u, c * v.s, v.vh)),
-    ]:
-        assert scaled(value).norm() == pytest.approx(c * value.norm(), rel=1e-13)
-
-
 def test_a_thousand_cores_neither_overflow_nor_underflow() -> None:
     core = np.full((1, 2, 1), 1.0)
     for size in (1e-3, 1e3):
@@ -187,19 +172,6 @@ def test_norms_of_differences_keep_their_digits() -> None:
         assert value.norm() == pytest.approx(want, rel=1e-4), name
 
 
-def test_log_scale_multiplies_everything() -> None:
-    cores = oracles.random_cores((2, 3), (1, 2, 1))
-    plain, scaled = tnlib.TensorTrain(cores), tnlib.TensorTrain(cores, log_scale=math.log(3.0))
-    oracles.assert_close(scaled.full(), 3 * plain.full())
-    assert scaled.norm() == pytest.approx(3 * plain.norm())
-    pair = [c.reshape(c.shape[0], 1, *c.shape[1:]) for c in cores]
-    v = oracles.normal((6,))
-    oracles.assert_close(tnlib.TTMatrix(pair, log_scale=math.log(3.0)) @ v, 3 * (tnlib.TTMatrix(pair) @ v))
-    oracles.assert_close(
-        tnlib.TTMatrix(pair, log_scale=math.log(3.0)).rmatvec(np.ones(1)), 3 * tnlib.TTMatrix(pair).rmatvec(np.ones(1))
-    )
-
-
 def test_rows_come_before_columns_in_cores() -> None:
     a, b = oracles.normal((2, 3)), oracles.normal((4, 5))
     oracles.assert_close(tnlib.TTMatrix([a[None, ..., None], b[None, ..., None]]).full(), np.kron(a, b))
@@ -208,11 +180,6 @@ def test_rows_come_before_columns_in_cores() -> None:
 def test_an_svd_unpacks_to_three() -> None:
     u, s, vh = tnlib.SVD(np.eye(3, 2), [2.0, 1.0], np.eye(2))
     assert (u.shape, s.shape, vh.shape) == ((3, 2), (2,), (2, 2))
-
-
-def test_the_transpose_of_a_low_rank_is_no_adjoint() -> None:
-    value = tnlib.LowRank(oracles.normal((3, 2), np.complex128), oracles.normal((2, 4), np.complex128))
-    oracles.assert_close(value.T.full(), value.full().T)
 
 
 def test_integers_become_doubles_and_byte_order_native() -> None:
@@ -234,7 +201,6 @@ REFUSED = [
     (lambda: tnlib.LowRank(A, np.ones((2, 0))), ValueError, ["LowRank: right must have", "(2, 0)"]),
     (lambda: tnlib.LowRank(A.astype(str), B), TypeError, ["LowRank: left must be", "<U32"]),
     (lambda: tnlib.LowRank(A, np.nan * B), ValueError, ["LowRank: right must be finite", "nan"]),
-    (lambda: tnlib.LowRank(A, None), TypeError, ["LowRank: right must be", "object"]),
     (lambda: tnlib.LowRank(JAGGED, B), TypeError, ["LowRank: left must be an array", "list"]),
     (lambda: tnlib.TensorTrain(CORES[::-1]), ValueError, ["TensorTrain: the outer bonds", "3 and 3"]),
     (
@@ -243,15 +209,10 @@ REFUSED = [
         ["TensorTrain: bond 1", "core 0 of shape (1, 2, 3)", "core 1 of shape (2, 4, 1)"],
     ),
     (lambda: tnlib.TensorTrain([np.ones((2, 2))]), ValueError, ["TensorTrain: core 0 must have 3 legs", "(2, 2)"]),
-    (lambda: tnlib.TensorTrain([]), TypeError, ["TensorTrain: cores must be a non-empty sequence"]),
     (lambda: tnlib.TensorTrain(None), TypeError, ["TensorTrain: cores must be a non-empty sequence", "NoneType"]),
-    (lambda: tnlib.TensorTrain("abc"), TypeError, ["TensorTrain: cores must be a non-empty sequence", "str"]),
     (lambda: tnlib.TensorTrain(CORES, center=2), ValueError, ["TensorTrain: center must lie between -2 and 1", "2"]),
-    (lambda: tnlib.TensorTrain(CORES, center=-3), ValueError, ["TensorTrain: center must", "-3"]),
     (lambda: tnlib.TensorTrain(CORES, center=0.0), TypeError, ["TensorTrain: center must", "0.0"]),
-    (lambda: tnlib.TensorTrain(CORES, center=True), TypeError, ["TensorTrain: center must", "True"]),
     (lambda: tnlib.TensorTrain(CORES, log_scale=np.inf), ValueError, ["TensorTrain: log_scale must", "inf"]),
-    (lambda: tnlib.TensorTrain(CORES, log_scale=np.nan), ValueError, ["TensorTrain: log_scale must", "nan"]),
     (lambda: tnlib.TensorTrain(CORES, log_scale="1"), TypeError, ["TensorTrain: log_scale must", "'1'"]),
     (lambda: tnlib.TTMatrix(CORES), ValueError, ["TTMatrix: core 0 must have 4 legs", "(1, 2, 3)"]),
     (lambda: tnlib.TTMatrix([PAIRS[0], PAIRS[0]]), ValueError, ["TTMatrix: bond 1", "(1, 2, 2, 3)"]),
@@ -261,14 +222,11 @@ REFUSED = [
     (lambda: tnlib.CP(np.ones(3), [A, A]), ValueError, ["CP: factor 0 must have 3 columns", "(3, 2)"]),
     (lambda: tnlib.CP(np.ones((2, 1)), [A, A]), ValueError, ["CP: weights must have one leg", "(2, 1)"]),
     (lambda: tnlib.CP(np.ones(2), np.array(1.0)), TypeError, ["CP: factors must be a non-empty sequence", "ndarray"]),
-    (lambda: tnlib.KroneckerTerms(np.ones((1, 2, 2)), np.array(1.0)), TypeError, ["KroneckerTerms: right must be"]),
     (lambda: tnlib.Vidal([np.ones((1, 2, 1))], [], None), TypeError, ["Vidal: log_scale must be a real", "None"]),
-    (lambda: tnlib.CP(np.ones(2), None), TypeError, ["CP: factors must be a non-empty sequence"]),
     (lambda: tnlib.SVD(A, np.ones(3), B), ValueError, ["SVD: u (..., r)", "(3, 2)", "(3,)", "(2, 4)"]),
     (lambda: tnlib.SVD(A[:, 0], np.ones(3), np.ones((3, 2))), ValueError, ["SVD: u (..., r)"]),
     (lambda: tnlib.SVD(JAGGED, np.ones(2), B), TypeError, ["SVD: u must be an array"]),
     (lambda: tnlib.SVD(A, np.ones(2), B, left=(0, 1)), ValueError, ["SVD: left must", "(0, 1)"]),
-    (lambda: tnlib.SVD(A, np.ones(2), B, left=(2,)), ValueError, ["SVD: left must", "(2,)"]),
     (lambda: tnlib.SVD(A, np.ones(2), B, left="0"), TypeError, ["SVD: left must", "'0'"]),
 ]
 

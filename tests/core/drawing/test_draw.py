@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import quimb.tensor as qtn
+from random_trains import train
 from slow_cases import mostly_slow
 
 import tnlib
@@ -24,18 +25,13 @@ def low_rank(m: int, r: int, n: int) -> tnlib.LowRank:
     return tnlib.LowRank(np.random.default_rng(1).standard_normal((m, r)), np.ones((r, n)))
 
 
-def random_train(count: int) -> tnlib.TensorTrain:
-    rng, ranks = np.random.default_rng(0), [1, *[3] * (count - 1), 1]
-    return tnlib.TensorTrain([rng.standard_normal((ranks[k], 2, ranks[k + 1])) for k in range(count)])
-
-
 VALUES = {
     "svd": lambda: tnlib.svd(X, left=(0, 2)).value,
     "low rank": lambda: low_rank(6, 2, 5),
     "train": lambda: tnlib.tt_svd(X).value,
     "one core": lambda: tnlib.TensorTrain([np.ones((1, 3, 1))]),
     "zero": lambda: tnlib.tt_svd(np.zeros((2, 3, 2))).value,
-    "long train": lambda: random_train(57),
+    "long train": lambda: train((2,) * 57, 3),
     "operator": lambda: tnlib.ttm_svd(X.reshape(12, 5) @ X.reshape(5, 12), (3, 4), (4, 3)).value,
     "vidal": lambda: tnlib.vidal(tnlib.tt_svd(X).value),
     "tucker": lambda: tnlib.tucker(X, ranks=(2, 3, 4)).value,
@@ -151,9 +147,8 @@ def test_the_repr_counts_nodes_and_legs() -> None:
 
 
 def test_parts_of_an_equation_do_not_overlap() -> None:
-    x = np.random.default_rng(0).standard_normal((3, 4, 5))
-    tucker, svd = tnlib.tucker(x, ranks=(2, 2, 2)).value, tnlib.svd(x[0]).value
-    diagram = equation(einsum_diagram("ijk->ijk", {"x": x}), "=", tucker, "+", svd, title="two")
+    tucker, svd = tnlib.tucker(X, ranks=(2, 2, 2)).value, tnlib.svd(X[0]).value
+    diagram = equation(einsum_diagram("ijk->ijk", {"x": X}), "=", tucker, "+", svd, title="two")
     assert isinstance(diagram, Diagram)
     assert diagram.title == "two"
     spans, first = [], 0
@@ -189,9 +184,8 @@ def test_every_step_adds_an_isometry() -> None:
 
 
 def test_other_trains_are_refused() -> None:
-    tt = tnlib.tt_svd(np.random.default_rng(0).standard_normal((3, 4, 5))).value
-    short = tnlib.TensorTrain([np.ones((1, 2, 1))])
-    for value, words in ((tnlib.canonicalize(tt, 0), "core 0 that is no isometry"), (short, "got 1")):
+    train, short = tnlib.canonicalize(tnlib.tt_svd(X).value, 0), VALUES["one core"]()
+    for value, words in ((train, "core 0 that is no isometry"), (short, "got 1")):
         with pytest.raises(tnlib.ArgumentError, match=words):
             sweep_steps(value)
     with pytest.raises(tnlib.ArgumentTypeError, match="sweep_steps: tt must be a TensorTrain, got a ndarray"):

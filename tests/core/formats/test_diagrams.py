@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_trains import train
 
 import tnlib
-
-
-def train(sizes: list[int], rank: int, seed: int = 0) -> tnlib.TensorTrain:
-    ranks = [1, *[rank] * (len(sizes) - 1), 1]
-    g = np.random.default_rng(seed)
-    return tnlib.TensorTrain([g.standard_normal((ranks[k], n, ranks[k + 1])) for k, n in enumerate(sizes)])
 
 
 def test_labels_and_bonds() -> None:
@@ -49,7 +44,7 @@ def test_the_title_has_the_power_of_two() -> None:
 def test_triangles_point_to_the_centre_whether_it_is_known_or_not(
     sizes: list[int], rank: int, seed: int, known: bool, operator: bool
 ) -> None:
-    tt: Any = train(sizes, rank, seed)
+    tt: Any = train(sizes, rank, seed=seed)
     if operator:
         tt = tnlib.TTMatrix([np.stack([c, 2 * c], axis=2) for c in tt.cores])
     center = seed % len(sizes)
@@ -67,7 +62,7 @@ def test_triangles_point_to_the_centre_whether_it_is_known_or_not(
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 5))
 def test_a_random_gauge_has_no_triangles(seed: int, count: int) -> None:
-    tt = tnlib.canonicalize(train([3] * count, 2, seed), count - 1)
+    tt = tnlib.canonicalize(train([3] * count, 2, seed=seed), count - 1)
     cores, g = list(tt.cores), np.random.default_rng(seed)
     for k in range(1, count):
         gauge = g.standard_normal((cores[k].shape[0],) * 2) + 3 * np.eye(cores[k].shape[0])

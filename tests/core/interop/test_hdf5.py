@@ -290,12 +290,27 @@ def test_an_error_of_the_reader_is_not_reported_as_a_damaged_file(
         raise defect("a defect")
 
 
-def test_pipes_are_not_waited_for(library: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link"):
+def test_a_file_cut_short_is_refused_wherever_it_is_cut(library: str, stored: Path) -> None:
+    whole = stored.read_bytes()
+    for length in range(0, len(whole), 1024):
+        stored.write_bytes(whole[:length])
+        with oracles.refused(tnlib.FileFormatError, f"{library}.read: ", str(stored)):
+            LIBRARIES[library][0](stored)
+
+
+def test_files_of_another_kind_are_refused(library: str, stored: Path) -> None:
+    """Pipes are not waited for."""
+    read, folder = LIBRARIES[library][0], stored.parent
+    stored.write_bytes(b"PK\x03\x04" + stored.read_bytes())
+    with oracles.refused(tnlib.FileFormatError, f"{library}.read: ", "not an HDF5 file"):
+        read(stored)
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("pipe")
+    for name in ("pipe", "link", "absent"):
         with oracles.refused(FileNotFoundError, f"{library}.read: ", "found none"):
-            LIBRARIES[library][0](tmp_path / name)
+            read(folder / name)
+    with oracles.refused(TypeError, f"{library}.read: path must be a path"):
+        read(3)
 
 
 def test_the_mode_of_a_written_file_is_kept(library: str, stored: Path) -> None:

@@ -11,7 +11,8 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from physics_states import of_one_charge, operators, trains, turned_inside
+from physics_states import of_one_charge, operators, turned_inside
+from random_trains import trains
 from tenpy.linalg import np_conserved as npc
 from tenpy.models.hubbard import FermiHubbardModel
 from tenpy.models.spins import SpinChain

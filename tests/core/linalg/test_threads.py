@@ -67,10 +67,9 @@ CALLS: dict[str, Callable[[np.ndarray], Any]] = {
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_the_count_follows_threadpoolctl(limit: int) -> None:
-    with threadpoolctl.threadpool_limits(limit):
-        assert threads.thread_count() == min(limit, CORES)
-    with threadpoolctl.threadpool_limits(limit, user_api="blas"):
+@pytest.mark.parametrize("user_api", [None, "blas"])
+def test_the_count_follows_threadpoolctl(limit: int, user_api: str | None) -> None:
+    with threadpoolctl.threadpool_limits(limit, user_api=user_api):
         assert threads.thread_count() == min(limit, CORES)
 
 
@@ -133,18 +132,24 @@ def test_one_thread_and_two_agree_and_blas_has_its_threads_back(name: str) -> No
     oracles.assert_close(two.value.full(), one.value.full(), factor=(64 + 2.2 * one.error / oracles.eps(np.float64)))
 
 
-# In a process whose BLAS has two threads from the start: limits of threadpoolctl belong to one Python thread.
-BESIDE = """
+COMMON = """
 import os, sys, threading, warnings
 from concurrent.futures import ThreadPoolExecutor
-warnings.simplefilter("ignore")
+warnings.simplefilter("ignore")  # of forks beside threads, from Python 3.12 on
 import numpy as np
 import threadpoolctl, oracles, tnlib
 from tnlib.linalg import threads
 
-def blas():
+def blas():  # threads of numpy's; a kernel loads scipy's as well
     return next((info["num_threads"] for info in threadpoolctl.threadpool_info() if "numpy" in info["filepath"]), None)
 
+x = oracles.random_train((64, 64, 512), [1, 6, 6, 1]) + 1e-6 * oracles.normal((64, 64, 512), seed=1) / 1448
+"""
+
+# In a process whose BLAS has two threads from the start: limits of threadpoolctl belong to one Python thread.
+BESIDE = (
+    COMMON
+    + """
 if len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)) < 2 or blas() is None:
     sys.exit(0)
 
@@ -165,8 +170,8 @@ def a_call(entered, leave):
     assert leave.wait(60)
 
 counts = []
-x = oracles.random_train((64, 64, 512), [1, 6, 6, 1]) + 1e-6 * oracles.normal((64, 64, 512), seed=1) / 1448
 """
+)
 
 
 @pytest.mark.slow
@@ -225,16 +230,9 @@ assert blas() == 2
     run(BESIDE + script, OPENBLAS_NUM_THREADS="2")
 
 
-FORK = """
-import os, sys, threading, warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, from Python 3.12 on
-import numpy as np
-import threadpoolctl, oracles, tnlib
-from tnlib.linalg import threads
-
-def blas():  # numpy's; a kernel loads scipy's as well
-    return next(info["num_threads"] for info in threadpoolctl.threadpool_info() if "numpy" in info["filepath"])
-
+FORK = (
+    COMMON
+    + """
 def in_child(work):
     child = os.fork()
     if child == 0:
@@ -254,9 +252,8 @@ def in_child(work):
         os.waitpid(child, 0)
         sys.exit("the child hangs")
     assert status == 0
-
-x = oracles.random_train((64, 64, 512), [1, 6, 6, 1]) + 1e-6 * oracles.normal((64, 64, 512), seed=1) / 1448
 """
+)
 
 
 @pytest.mark.slow
@@ -318,13 +315,10 @@ assert blas() == before
 # ----------------------------------------------------------------------------------------------------- start-up
 
 
-def test_importing_and_small_arrays_load_neither_numba_nor_scipy() -> None:
+def test_small_arrays_load_neither_numba_nor_scipy() -> None:
     script = """
 import sys
 import tnlib
-heavy = ("numba", "scipy", "quimb", "tensorly", "matplotlib", "torch")
-loaded = [name for name in heavy if name in sys.modules]
-assert not loaded, loaded
 import numpy as np
 x = np.random.default_rng(0).standard_normal((6, 7, 8))
 tnlib.tt_svd(x, rtol=0.1)
@@ -334,7 +328,7 @@ tnlib.tucker(x, rtol=0.1, n_iter=2)
 tnlib.cp(x, 2, rtol=0.95)
 tnlib.svd(x, left=0, max_rank=2)
 tnlib.round(tnlib.tt_svd(x).value, rtol=0.1)
-loaded = [name for name in heavy if name in sys.modules]
+loaded = [name for name in ("numba", "scipy", "quimb", "tensorly", "matplotlib", "torch") if name in sys.modules]
 assert not loaded, loaded
 """
     run(script)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -80,24 +79,6 @@ def test_tucker_ranks_are_the_numerical_ranks(dtype: np.dtype) -> None:
     tucker = tnlib.convert(train + train, tnlib.Tucker)
     assert tucker.ranks == (3, 2, 4)
     oracles.assert_close(tucker.full(), 2 * x, dtype, 200)
-
-
-@pytest.mark.parametrize("c", [1e-200, 1e-100, 1e100, 1e200])
-def test_any_scale(c: float) -> None:
-    f = [oracles.normal((n, 2), seed=n) for n in (3, 4, 5)]
-    root = math.sqrt(c)
-    for value in (
-        tnlib.CP([2 * c, c], f),
-        tnlib.CP([2.0, 1.0], [root * f[0], root * f[1], f[2]]),
-        tnlib.Tucker(c * oracles.normal((2, 2, 2)), f),
-        tnlib.Tucker(oracles.normal((2, 2, 2)), [root * f[0], f[1], root * f[2]]),
-    ):
-        want = oracles.contract(value) / c
-        train = tnlib.convert(value, tnlib.TensorTrain)
-        oracles.assert_close((train / c).full(), want, factor=400)
-        oracles.assert_close(tnlib.convert(train, tnlib.Tucker).full() / c, want, factor=400)
-    low = tnlib.LowRank(root * f[0], root * f[1].T)
-    oracles.assert_close(tnlib.convert(low, tnlib.SVD).full() / c, (low.full() / c), factor=400)
 
 
 def test_legs_are_split_and_fused() -> None:

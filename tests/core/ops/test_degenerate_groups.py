@@ -218,6 +218,20 @@ def test_it_is_the_cholesky_factor_of_the_projector(case: tuple[np.ndarray, list
         left = left - np.outer(column, column.conj())
 
 
+def test_the_basis_of_a_whole_space_is_the_identity() -> None:
+    oracles.assert_close(tnlib.canonical_basis(oracles.isometry(4, 4), [slice(0, 4)]), np.eye(4))
+
+
+def test_bases_whose_pivot_rows_are_nearly_parallel_are_orthonormal() -> None:
+    """The pivots have one large entry in common, and what is left of each is a hundredth of it."""
+    m, r = 40_000, 10
+    x = np.sign(oracles.normal((m, r)))
+    x[:r], x[:, 0] = 2 * oracles.normal((r, r), seed=1), 0
+    x[:r, 0] = np.sqrt(m)
+    basis = tnlib.canonical_basis(np.linalg.qr(x)[0] @ oracles.isometry(r, r), [slice(0, r)])
+    assert np.linalg.norm(basis.T @ basis - np.eye(r)) < 64 * oracles.eps(np.float64)
+
+
 # --------------------------------------------------------------------------------------------------------------- ties
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -84,23 +83,6 @@ def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
             oracles.assert_close(fit.value.u, want.u, dtype)
 
 
-@pytest.mark.parametrize("c", [1e-150, 1e-30, 1e30, 1e150])
-def test_two_factors_and_tucker_are_free_of_scale(c: float) -> None:
-    left, right = oracles.normal((6, 4)), oracles.normal((4, 5), seed=1)
-    core, factors = oracles.normal((2, 3, 4)), [oracles.normal((5, r), seed=r) for r in (2, 3, 4)]
-    for rtol in (0.3, 1e-10):
-        pairs = [
-            (tnlib.LowRank(left, right), tnlib.LowRank(c * left, right / c)),
-            (tnlib.LowRank(left, right), tnlib.LowRank(left, c * right)),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(c * core, [factors[0], factors[1] / c, factors[2]])),
-            (tnlib.Tucker(core, factors), tnlib.Tucker(core, [c * factors[0], *factors[1:]])),
-        ]
-        for plain, scaled in pairs:
-            want, got = tnlib.round(plain, rtol=rtol), check(scaled, rtol)
-            assert got.value.ranks == want.value.ranks
-            assert got.error == pytest.approx(want.error, rel=1e-6, abs=1e-14)
-
-
 def test_mixed_dtypes_become_one() -> None:
     a, b, c = oracles.random_cores((3, 4, 5), (1, 3, 3, 1))
     for t in (
@@ -141,27 +123,14 @@ def test_groups_are_an_option_of_trains() -> None:
         tnlib.round(tnlib.svd(pair).value, rtol=rtol, degeneracy_tol=0.02)
 
 
+LOW_RANK = tnlib.LowRank(np.eye(2), np.eye(2))
 CALLS = [
-    *(
-        (lambda t=t: tnlib.round(t), TypeError, ["t must be a TensorTrain", "tt_svd"])
-        for t in (np.ones((2, 2)), None, 3)
-    ),
+    (lambda: tnlib.round(np.ones((2, 2))), TypeError, ["t must be a TensorTrain", "tt_svd"]),
     (lambda: tnlib.round(tnlib.CP(np.ones(1), [np.ones((2, 1))])), TypeError, ["t must", "KroneckerTerms", "got a CP"]),
-    (lambda: tnlib.round(tnlib.tt_svd(np.ones((2, 2)))), TypeError, ["t must", "Fit"]),
-    *(
-        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), rtol=r), kind, ["rtol must"])
-        for r, kind in (
-            (-1.0, ValueError),
-            (1.5, ValueError),
-            (math.nan, ValueError),
-            ("a", TypeError),
-            (True, TypeError),
-        )
-    ),
-    *(
-        (lambda r=r: tnlib.round(tnlib.LowRank(np.eye(2), np.eye(2)), max_rank=r), kind, ["max_rank must"])
-        for r, kind in ((0, ValueError), (-2, ValueError), (1.0, TypeError), ("a", TypeError), (True, TypeError))
-    ),
+    (lambda: tnlib.round(LOW_RANK, rtol=1.5), ValueError, ["rtol must"]),
+    (lambda: tnlib.round(LOW_RANK, rtol="a"), TypeError, ["rtol must"]),
+    (lambda: tnlib.round(LOW_RANK, max_rank=0), ValueError, ["max_rank must"]),
+    (lambda: tnlib.round(LOW_RANK, max_rank=True), TypeError, ["max_rank must"]),
 ]
 
 

@@ -6,14 +6,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracles
+import out_of_core_cases
 import pytest
+from out_of_core_cases import CALLS, TENSORS
 
 import tnlib
 from tnlib import Storage
@@ -24,36 +27,11 @@ da = pytest.importorskip("dask.array")
 
 MEMORY = 1 << 22  # bytes; tiles of 256 KiB
 SHAPE = (40, 24, 30, 8)
-MATRIX = (480, 480)
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "tt_svd": tnlib.tt_svd,
-    "tucker": tnlib.tucker,
-    "svd": lambda x, **options: tnlib.svd(x, left=None if len(x.shape) == 2 else 1, **options),
-    "ttm_svd": lambda x, **options: tnlib.ttm_svd(x, (4, 6, 20), (12, 5, 8), **options),
-}
-
-
-def noisy(dtype: Any = np.float64, noise: float = 1e-3) -> np.ndarray:
-    return oracles.noisy_tucker(SHAPE, (3, 4, 5, 2), dtype, noise)
-
-
-def paired() -> np.ndarray:
-    """A matrix (480, 480), a TT-matrix of ranks 2 and 3 plus noise."""
-    train = oracles.random_train((48, 30, 160), [1, 2, 3, 1]).reshape(4, 12, 6, 5, 20, 8)
-    x = train.transpose(0, 2, 4, 1, 3, 5).reshape(MATRIX)
-    x = x / oracles.norm(x)
-    return x + 1e-3 * oracles.normal(x.shape, np.float64, 3) / np.sqrt(x.size)
+noisy, paired = partial(out_of_core_cases.noisy, shape=SHAPE), partial(out_of_core_cases.paired, 480)
 
 
 def check(name: str, x: np.ndarray, stored: Any, *, memory: int = MEMORY, client: Any = None, **options: Any) -> Any:
-    storage = Storage(memory=memory, client=client)
-    fit, warned = oracles.quietly(lambda: CALLS[name](stored, storage=storage, **options))
-    oracles.assert_fit(fit, x, rtol=options.get("rtol"))
-    oracles.assert_gauge(fit.value)
-    oracles.assert_warned(fit, warned)
-    assert fit.certified
-    return fit
+    return out_of_core_cases.check(name, x, stored, Storage(memory=memory, client=client), **options)
 
 
 def cluster_of(n_workers: int, folder: Path) -> Any:
@@ -85,7 +63,7 @@ CHUNKS = [(5, 24, 30, 8), (40, 24, 5, 4), (10, 6, 15, 8), ((3, 9, 20, 8), (24,),
 
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_any_chunks_in_this_process(name: str, chunks: Any) -> None:
     x = noisy()
     a = da.from_array(x, chunks=chunks)
@@ -101,18 +79,13 @@ def test_chunks_of_matrices_are_joined_to_legs(chunks: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_workers_keep_the_contract(name: str, client: Any) -> None:
     for dtype, noise in ((np.float64, 1e-12), (np.complex64, 1e-3)):
         x = noisy(dtype, noise)
         a = da.from_array(x, chunks=(10, 12, 30, 8))
         for options in ({"rtol": 1e-2}, {"rtol": max(1e-11, 3 * noise)}, {"max_rank": 2}):
             check(name, x, a, client=client, **options)
-
-
-def test_matrices_on_workers(client: Any) -> None:
-    x = paired()
-    check("ttm_svd", x, da.from_array(x, chunks=(80, 160)), client=client, rtol=1e-2, memory=1 << 23)
 
 
 def bits(fit: Any) -> list[bytes]:
@@ -144,7 +117,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 5])
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_a_killed_worker_changes_no_bit(name: str, at: int, two_workers: Any) -> None:
     workers, client = two_workers
     a = da.from_array(noisy(noise=1e-8), chunks=(5, 12, 30, 8))
@@ -192,29 +165,20 @@ def test_small_chunks_are_merged(client: Any) -> None:
 
 
 def test_files_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
-    x = noisy()
-    np.save(tmp_path / "x.npy", x)
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    x, matrix, run = noisy(), paired(), partial(check, client=client, rtol=1e-2)
     np.save(tmp_path / "transposed.npy", x.transpose(2, 0, 3, 1))
     np.save(tmp_path / "big-endian.npy", x.astype(">f8"))
-    want = check("tt_svd", x, np.load(tmp_path / "x.npy", mmap_mode="r"), client=client, rtol=1e-2)
-    for stored in (
-        np.load(tmp_path / "transposed.npy", mmap_mode="r").transpose(1, 3, 0, 2),
-        np.load(tmp_path / "big-endian.npy", mmap_mode="r"),
-    ):
-        assert check("tt_svd", x, stored, client=client, rtol=1e-2).value.ranks == want.value.ranks
-
-
-def test_hdf5_and_zarr_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
-    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
-    x, matrix = noisy(), paired()
+    run("tt_svd", x, np.load(tmp_path / "transposed.npy", mmap_mode="r").transpose(1, 3, 0, 2))
+    run("tt_svd", x, np.load(tmp_path / "big-endian.npy", mmap_mode="r"))
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["folder/x"], file["folder/matrix"] = x, matrix
     with h5py.File(tmp_path / "x.h5", "r") as file:
-        check("tucker", x, file["folder/x"], client=client, rtol=1e-2)
-        check("ttm_svd", matrix, file["folder/matrix"], client=client, rtol=1e-2, memory=1 << 20)
+        run("tucker", x, file["folder/x"])
+        run("ttm_svd", matrix, file["folder/matrix"], memory=1 << 20)
     a = zarr.create_array(str(tmp_path / "x.zarr"), shape=SHAPE, chunks=(10, 24, 30, 8), dtype="f8")
     a[...] = x
-    check("tucker", x, a, client=client, rtol=1e-2)
+    run("tucker", x, a)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -224,7 +188,7 @@ def test_nan_is_named_by_its_chunk(client: Any) -> None:
     x = noisy()
     x[17, 3, 2, 1] = np.nan
     a = da.from_array(x, chunks=(5, 24, 30, 8))
-    for name in ("tt_svd", "tucker", "svd"):
+    for name in TENSORS:
         with oracles.refused(ValueError, name, "finite", "chunk [15:20, 0:24, 0:30, 0:8]", "nan"):
             CALLS[name](a, rtol=1e-2, storage=Storage(memory=MEMORY, client=client))
 

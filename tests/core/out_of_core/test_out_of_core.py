@@ -5,56 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import oracles
+import out_of_core_cases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from out_of_core_cases import CALLS, SHAPE, TENSORS, noisy, paired
 
 import tnlib
 from tnlib import Storage
 
 MEMORY = 1 << 20  # bytes
-SHAPE = (20, 24, 30, 8)
 LIMITED, HALF, QUARTER = (Storage(memory=MEMORY // n) for n in (1, 2, 4))
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "tt_svd": tnlib.tt_svd,
-    "tucker": tnlib.tucker,
-    "svd": lambda x, **options: tnlib.svd(x, left=1, **options),
-    "ttm_svd": lambda x, **options: tnlib.ttm_svd(
-        x.reshape(480, 240) if isinstance(x, np.ndarray) else x, (4, 6, 20), (5, 6, 8), **options
-    ),
-}
-
-
-def noisy(dtype: Any = np.float64, noise: float = 1e-3, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    return oracles.noisy_tucker(shape, (3, 4, 5, 2)[: len(shape)], dtype, noise, seed)
-
-
-def paired(dtype: Any = np.float64) -> np.ndarray:
-    """A matrix (480, 240), a TT-matrix of ranks 2 and 3 plus noise."""
-    train = oracles.random_train((20, 36, 160), [1, 2, 3, 1], dtype).reshape(4, 5, 6, 6, 20, 8)
-    x = train.transpose(0, 2, 4, 1, 3, 5).reshape(480, 240)
-    return (x + 1e-3 * oracles.normal(x.shape, dtype, 3) / np.sqrt(x.size)).astype(dtype)
-
-
-def check(name: str, x: np.ndarray, stored: Any, **options: Any) -> Any:
-    fit, warned = oracles.quietly(lambda: CALLS[name](stored, storage=LIMITED, **options))
-    oracles.assert_fit(fit, x, rtol=options.get("rtol"))
-    oracles.assert_gauge(fit.value)
-    oracles.assert_warned(fit, warned)
-    assert fit.certified
-    assert fit.value.dtype == (x.dtype if x.dtype.kind in "fc" else np.float64)
-    return fit
+check = partial(out_of_core_cases.check, storage=LIMITED)
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_the_contract_holds_for_every_dtype(name: str, dtype: np.dtype) -> None:
     x = noisy(dtype)
     for options in ({"rtol": 1e-2}, {"max_rank": 2}, {"rtol": 1e-2, "max_rank": 3}):
@@ -66,7 +38,7 @@ def test_the_contract_holds_for_every_dtype(name: str, dtype: np.dtype) -> None:
     noise=st.sampled_from([0.0, 1e-13, 1e-9, 1e-5, 1e-2]),
     rtol=st.sampled_from([1e-13, 1e-11, 1e-8, 1e-6, 1e-3, 0.1]),
     seed=st.integers(0, 100),
-    name=st.sampled_from(["tt_svd", "tucker", "svd"]),
+    name=st.sampled_from(TENSORS),
 )
 def test_tolerances_down_to_roundoff(noise: float, rtol: float, seed: int, name: str) -> None:
     x = noisy(noise=noise, seed=seed, shape=(16, 18, 60, 8))
@@ -76,7 +48,7 @@ def test_tolerances_down_to_roundoff(noise: float, rtol: float, seed: int, name:
 
 
 @pytest.mark.parametrize("c", [1e-300, 1e-200, 1e-100, 1e100, 1e200, 1e300])
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_ranks_are_free_of_scale(name: str, c: float) -> None:
     x = noisy()
     fit, scaled = check(name, x, x, rtol=1e-2), check(name, c * x, c * x, rtol=1e-2)
@@ -96,7 +68,7 @@ def test_tiles_of_very_different_scale(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"rtol": 0.01}, {"max_rank": 2}], ids=str)
 def test_matrices_with_paired_legs(options: dict[str, Any], tmp_path: Path) -> None:
-    x = paired()
+    x = paired(240)
     want = tnlib.ttm_svd(x, (4, 6, 20), (5, 6, 8), **options)
     h5py = pytest.importorskip("h5py")
     np.save(tmp_path / "x.npy", x)
@@ -139,22 +111,19 @@ def layouts(x: np.ndarray, folder: Path) -> dict[str, np.ndarray]:
     for name, a in (("C", x), ("F", np.asfortranarray(x)), ("larger", larger)):
         np.save(folder / f"{name}.npy", a)
     np.save(folder / "big-endian.npy", x.astype(x.dtype.newbyteorder(">")))
-    c = np.load(folder / "C.npy", mmap_mode="r")
     np.save(folder / "transposed.npy", x.transpose(2, 0, 3, 1))
-    changed = np.load(folder / "C.npy", mmap_mode="c")
     return {
-        "C": c,
+        "C": np.load(folder / "C.npy", mmap_mode="r"),
         "Fortran": np.load(folder / "F.npy", mmap_mode="r"),
         "strided": np.load(folder / "larger.npy", mmap_mode="r")[::2, 1::2, : x.shape[2], ::2],
         "transposed": np.load(folder / "transposed.npy", mmap_mode="r").transpose(1, 3, 0, 2),
         "big-endian": np.load(folder / "big-endian.npy", mmap_mode="r"),
         "writable": np.load(folder / "C.npy", mmap_mode="r+"),
-        "copy on write": changed,
         "reversed": np.load(folder / "C.npy", mmap_mode="r")[::-1],
     }
 
 
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_every_layout_of_a_mapped_file(name: str, tmp_path: Path) -> None:
     x = noisy()
     want = CALLS[name](x, rtol=1e-2)
@@ -175,21 +144,12 @@ def test_changes_of_a_private_map_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(a, changed)
 
 
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
-def test_zarr_arrays(name: str, tmp_path: Path) -> None:
-    zarr = pytest.importorskip("zarr")
-    x = noisy(np.float32)
-    for chunks in ((20, 24, 30, 8), (7, 5, 11, 8)):
-        a = zarr.create_array(str(tmp_path / f"{chunks[0]}.zarr"), shape=SHAPE, chunks=chunks, dtype="f4")
-        a[...] = x
-        fit, _ = oracles.quietly(lambda a=a: CALLS[name](a, rtol=1e-2, storage=HALF))
-        oracles.assert_fit(fit, x, rtol=1e-2)
-
-
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
-def test_hdf5_datasets(name: str, tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
+@pytest.mark.parametrize("name", TENSORS)
+def test_hdf5_datasets_and_zarr_arrays(name: str, tmp_path: Path) -> None:
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
     x = noisy()
+    for chunks in (SHAPE, (7, 5, 11, 8)):
+        check(name, x, zarr.create_array(str(tmp_path / f"{chunks[0]}.zarr"), data=x, chunks=chunks), rtol=1e-2)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["contiguous"] = x
         file.create_dataset("chunked", data=x, chunks=(6, 6, 6, 6), compression="gzip")
@@ -213,13 +173,13 @@ def test_small_arrays_take_the_way_of_arrays_in_memory(tmp_path: Path) -> None:
     x = noisy()
     np.save(tmp_path / "x.npy", x)
     a = np.load(tmp_path / "x.npy", mmap_mode="r")
-    for name in ("tt_svd", "tucker", "svd"):
+    for name in TENSORS:
         oracles.assert_same_bits(CALLS[name](a, rtol=1e-2).value, CALLS[name](x, rtol=1e-2).value)
 
 
 def test_repetition_does_not_change_a_bit() -> None:
     x = noisy()
-    for name in ("tt_svd", "tucker", "svd"):
+    for name in TENSORS:
         first, second = (CALLS[name](x, rtol=1e-2, storage=LIMITED) for _ in range(2))
         oracles.assert_same_bits(first.value, second.value)
         assert first.error == second.error
@@ -232,7 +192,7 @@ def test_nan_is_named_by_its_chunk() -> None:
     for value in (np.nan, np.inf):
         x = noisy()
         x[17, 3, 2, 1] = value
-        for name in ("tt_svd", "tucker", "svd"):
+        for name in TENSORS:
             with oracles.refused(ValueError, name, "finite", "chunk [", str(value)):
                 CALLS[name](x, rtol=1e-2, storage=LIMITED)
 

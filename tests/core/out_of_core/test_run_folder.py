@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import oracles
+import out_of_core_cases
 import pytest
+from out_of_core_cases import CALLS, TENSORS
 
 import tnlib
 from tnlib import Storage
@@ -24,15 +26,9 @@ from tnlib.out_of_core.passes import observed_passes, read_ahead
 MEMORY = 1 << 20  # bytes
 LIMITED, HALF = (Storage(memory=MEMORY // n) for n in (1, 2))
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "tt_svd": tnlib.tt_svd,
-    "tucker": tnlib.tucker,
-    "svd": lambda x, **options: tnlib.svd(x, left=1, **options),
-}
-
 
 def noisy(n: int = 20) -> np.ndarray:
-    return oracles.noisy_tucker((n, 24, 30, 8), (3, 4, 5, 2))
+    return out_of_core_cases.noisy(shape=(n, 24, 30, 8))
 
 
 class Interrupted(Exception):
@@ -67,7 +63,7 @@ class InterruptedRuns:
         return self._call(self._x, rtol=1e-2, storage=Storage(memory=2 * MEMORY, folder=self.folder))
 
 
-@pytest.mark.parametrize("name", ["tt_svd", "tucker", "svd"])
+@pytest.mark.parametrize("name", TENSORS)
 def test_an_interrupted_run_is_resumed(name: str, tmp_path: Path) -> None:
     runs = InterruptedRuns(name, tmp_path)
     runs.interrupt(0.75)

@@ -116,12 +116,3 @@ def test_components_that_alternating_sweeps_let_diverge_are_shrunk(seed: int) ->
     assert fit.converged
     assert fit.error < 1e-10
     assert fit.n_iter < 400
-
-
-@pytest.mark.parametrize("c", [1e-200, 1e-110, 1e110, 1e200])
-@pytest.mark.parametrize("shape", [(5, 6, 7), (24, 24, 24)], ids=str)
-def test_hard_fits_are_free_of_scale(c: float, shape: tuple[int, ...]) -> None:
-    x = collinear_components(shape, 3, 0.95, 0)
-    fit = check_fit(c * x, 3)
-    assert fit.error < 1e-8
-    assert fit.value.norm() == pytest.approx(c * oracles.norm(x), rel=1e-7)

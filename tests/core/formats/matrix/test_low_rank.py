@@ -1,4 +1,4 @@
-"""LowRank: products, sums, norms and outer products are those of the dense matrices."""
+"""LowRank: products, sums and norms are those of the dense matrices, and the balanced split."""
 
 from __future__ import annotations
 
@@ -33,12 +33,8 @@ def test_algebra(m: int, n: int, r: int, s: int, dtype: np.dtype, seed: int) -> 
         (a + b, x + y),
         (a - 2 * b, x - 2 * y),
         (a @ b.H, x @ y.conj().T),
-        (a.real, x.real),
-        (a.imag, x.imag),
-        (tnlib.kron(a, b), np.kron(x, y)),
-        (tnlib.outer(a, b), np.multiply.outer(x, y)),
     ):
-        assert oracles.norm(oracles.wide(got.full()) - want) <= 2 * slack + slack * (got.shape != a.shape)
+        assert oracles.norm(oracles.wide(got.full()) - want) <= 2 * slack
     assert abs(a.norm() - oracles.norm(x)) <= slack
     assert (a @ b.H).ranks == (min(r, s),)
 

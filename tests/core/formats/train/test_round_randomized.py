@@ -97,16 +97,6 @@ def test_a_thousand_cores_in_ranks_that_could_not_be_rounded_together() -> None:
     assert math.exp(fit.value.log_norm() - terms[0].log_norm()) == pytest.approx(want, rel=1e-10)
 
 
-@pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_scale(scale: float) -> None:
-    x = spread_spectrum((8, 7, 8))
-    cores = [core.copy() for core in tnlib.tt_svd(x).value.cores]
-    cores[1] *= scale
-    fit = tnlib.round_randomized(tnlib.TensorTrain(cores), rtol=1e-2)
-    assert fit.value.ranks == tnlib.round(tnlib.TensorTrain(cores), rtol=1e-2).value.ranks
-    assert oracles.true_error(x * scale, fit.value) <= 1e-2
-
-
 def test_a_log_scale_and_terms_of_different_scales() -> None:
     one, other = terms_of((4, 5, 4), 2, 2)
     big = tnlib.TensorTrain(one.cores, log_scale=800.0)

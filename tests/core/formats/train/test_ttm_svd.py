@@ -57,13 +57,6 @@ def test_the_identity_has_rank_one() -> None:
     assert fit.notes == ()
 
 
-def test_zero() -> None:
-    fit = tnlib.ttm_svd(np.zeros((6, 4), np.complex64), (2, 3), (2, 2), rtol=0.1)
-    assert fit.value.ranks == (1, 1, 1)
-    assert fit.error == 0
-    assert fit.value.dtype == np.complex64
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "kind", "words"),
     [

@@ -9,12 +9,12 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_trains import SHAPES, assert_same_tensor, unfolding, wild_trains
+from random_trains import SHAPES, assert_same_tensor, trains, unfolding
 
 import tnlib
 
 
-@given(wild_trains())
+@given(trains())
 def test_vidal_form(tt: tnlib.TensorTrain) -> None:
     form = tnlib.vidal(tt)
     assert_same_tensor(form.train(), tt)

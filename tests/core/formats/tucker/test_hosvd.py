@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import oracles
 import pytest
@@ -34,17 +36,6 @@ def test_the_core_is_the_projection(dtype: np.dtype) -> None:
     oracles.assert_close(value.core, core, dtype, factor=200)
 
 
-@pytest.mark.parametrize("rtol", [1e-8, 1e-3, 0.1, 0.6])
-def test_no_rank_exceeds_that_of_an_equal_share(rtol: float) -> None:
-    for x in (oracles.hilbert((6, 7, 8)), oracles.normal((5, 6, 4, 3)) + 5):
-        fit = tnlib.tucker(x, rtol=rtol)
-        oracles.assert_fit(fit, x, rtol=rtol)
-        for k, rank in enumerate(fit.value.ranks):
-            tails = np.sqrt(np.cumsum(unfolding_values(x, k)[::-1] ** 2)[::-1])
-            share = rtol * np.linalg.norm(x) / np.sqrt(x.ndim)
-            assert rank <= max(1, np.count_nonzero(tails > share * (1 - 1e-6)))
-
-
 @pytest.mark.parametrize("n_iter", [0, 1, 5])
 def test_error_at_given_ranks_is_quasi_optimal(n_iter: int) -> None:
     x = oracles.normal((5, 6, 7))
@@ -75,13 +66,11 @@ def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype, n_iter: int) -> 
 @pytest.mark.parametrize("keyword", ["max_rank", "ranks"])
 def test_caps_are_one_number_or_one_per_leg(keyword: str) -> None:
     x = oracles.normal((4, 5, 6))
-    for cap, ranks in (
-        (2, (2, 2, 2)),
-        ((4, 9, 1), (4, 5, 1)),
-        ([3, 2, 2], (3, 2, 2)),
-        (np.array([3, 2, 2]), (3, 2, 2)),
-    ):
-        assert tnlib.tucker(x, **{keyword: cap}).value.ranks == ranks
+    for cap in (2, (4, 9, 1), [9, 2, 2], np.array([3, 2, 2])):
+        given = copy.copy(cap)
+        ranks = tuple(np.minimum(np.broadcast_to(cap, 3), x.shape))
+        assert tnlib.tucker(x, **{keyword: given}).value.ranks == ranks
+        np.testing.assert_array_equal(given, cap)
 
 
 def test_both_names_of_the_cap_are_refused() -> None:

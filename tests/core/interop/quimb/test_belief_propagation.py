@@ -12,6 +12,7 @@ import quimb.tensor as qtn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quimb.tensor.belief_propagation import D2BP
+from quimb_networks import build
 from slow_cases import mostly_slow
 
 import tnlib
@@ -31,12 +32,6 @@ LOOPY = {
 def value(tn: Any) -> np.ndarray:
     legs = sorted(tn.outer_inds())
     return quimb.contract(tn, legs=legs)
-
-
-def tree(sizes: dict[str, int], tensors: list[str], dtype: Any = np.float64) -> Any:
-    """A network of normal tensors with one letter per index."""
-    arrays = [oracles.normal([sizes[i] for i in inds], dtype, seed=k) for k, inds in enumerate(tensors)]
-    return qtn.TensorNetwork([qtn.Tensor(a, list(inds)) for a, inds in zip(arrays, tensors, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +85,7 @@ def test_on_a_chain_it_is_the_vidal_form(dtype: Any) -> None:
 
 def test_on_a_tree_they_are_the_schmidt_values_of_every_bond() -> None:
     sizes = dict(zip("abcdefxyzw", (2, 3, 2, 2, 3, 2, 4, 3, 2, 5), strict=True))
-    tn = tree(sizes, ["abx", "cdy", "xyzw", "ez", "fw"])
+    tn = build(["abx", "cdy", "xyzw", "ez", "fw"], sizes=sizes)
     legs = "abcdef"
     full = quimb.contract(tn, legs=list(legs))
     gauged = quimb.gauge_loops(tn)
@@ -131,11 +126,11 @@ def test_any_scale() -> None:
 
 
 def test_odd_networks() -> None:
-    alone = quimb.gauge_loops(tree({"a": 2, "b": 3}, ["ab"]))
+    alone = quimb.gauge_loops(build(["ab"]))
     assert alone.converged
     assert alone.weights == {}
     sizes = dict.fromkeys("abxcdywz", 3)
-    apart = tree(sizes, ["ax", "xb", "cyw", "ywd", "z"])
+    apart = build(["ax", "xb", "cyw", "ywd", "z"], sizes=sizes)
     gauged = quimb.gauge_loops(apart)
     assert len(gauged.weights) == 2  # y and w become one
     oracles.assert_close(value(gauged.network), value(apart), factor=1000)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import quimb.tensor as qtn
+from random_trains import train
 
 import tnlib
 from tnlib.interop.quimb import Network, spell_out, to_network
-
-
-def train(count: int, n: int = 3) -> tnlib.TensorTrain:
-    rng, ranks = np.random.default_rng(0), [1, *[2] * (count - 1), 1]
-    return tnlib.TensorTrain([rng.standard_normal((ranks[k], n, ranks[k + 1])) for k in range(count)])
 
 
 def test_copy_tensors_are_dots() -> None:
@@ -24,7 +20,7 @@ def test_copy_tensors_are_dots() -> None:
 
 
 def test_triangles_point_to_the_centre() -> None:
-    nodes = tnlib.draw(to_network(tnlib.canonicalize(train(5), 2))).diagram.nodes
+    nodes = tnlib.draw(to_network(tnlib.canonicalize(train((3,) * 5, 2), 2))).diagram.nodes
     assert [n.direction and n.direction[0] > 0 for n in nodes] == [True, True, None, False, False]
 
 
@@ -36,7 +32,7 @@ def test_lattices_are_grids() -> None:
 
 
 def test_long_chains_are_in_rows() -> None:
-    nodes = tnlib.draw(to_network(tnlib.canonicalize(train(23), 15))).diagram.nodes
+    nodes = tnlib.draw(to_network(tnlib.canonicalize(train((3,) * 23, 2), 15))).diagram.nodes
     assert {n.kind for n in nodes[1:15]} == {"isometry"}
     assert all(n.direction is None or n.direction[1] == 0 for n in nodes), "also at the end of a row"
     assert [n.direction and n.direction[0] > 0 for n in nodes[6:18]] == [True] * 9 + [None] + [False] * 2
@@ -44,7 +40,7 @@ def test_long_chains_are_in_rows() -> None:
 
 
 def test_a_state_and_its_conjugate_are_in_two_rows() -> None:
-    ket = to_network(train(3, 2))
+    ket = to_network(train((2,) * 3, 2))
     norm = tnlib.draw(ket | ket.H.reindex({f"bond{k}": f"c{k}" for k in (1, 2)})).diagram
     assert [n.position[1] for n in norm.nodes[:3]] == [0, 0, 0]
     assert {n.position[1] for n in norm.nodes[3:]} == {norm.nodes[3].position[1]} != {0}

@@ -78,20 +78,23 @@ def test_a_needle_is_seen_or_not_but_its_absence_is_not_certified() -> None:
     assert fit.value.norm() == 0
 
 
-@pytest.mark.parametrize("max_calls", [1, 5, 50, 300, 1000, 3000, 10_000])
-def test_the_budget_is_kept(max_calls: int) -> None:
-    def f(points: np.ndarray) -> np.ndarray:
-        return 1 / (1.0 + points.sum(axis=1))
+def pole(points: np.ndarray) -> np.ndarray:
+    return 1 / (1.0 + points.sum(axis=1))
 
-    fit, counted = solve(f, (12,) * 8, 1e-12, max_calls=max_calls)
-    assert counted.n <= max_calls
-    assert not fit.converged
-    if max_calls <= 50:
-        assert fit.value.norm() == 0
-        assert fit.error == 1
-    else:
-        assert fit.error <= 1
-    assert sampled_error(f, fit.value) <= 5 * fit.error  # cut short, it rests on few samples
+
+def test_the_budget_is_kept_and_more_calls_buy_smaller_errors() -> None:
+    errors = []
+    for max_calls in (1, 5, 50, 300, 1000, 3000, 10_000, 100_000):
+        fit, counted = solve(pole, (12,) * 8, 1e-13, max_calls=max_calls)
+        assert counted.n <= max_calls
+        assert fit.converged == (max_calls == 100_000)
+        assert sampled_error(pole, fit.value) <= 5 * fit.error  # cut short, it rests on few samples
+        if max_calls <= 50:
+            assert fit.value.norm() == 0
+        errors.append(fit.error)
+    assert errors[:3] == [1.0] * 3
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-9
 
 
 @pytest.mark.parametrize("max_rank", [1, 2, 3, 5])
@@ -122,20 +125,11 @@ def test_a_cap_is_named_where_it_limits_the_error_alone() -> None:
         tnlib.tt_cross(of(x), x.shape, rtol=1e-3, max_rank=0)
 
 
-def test_more_calls_buy_smaller_errors() -> None:
-    def f(points: np.ndarray) -> np.ndarray:
-        return 1 / (1.0 + points.sum(axis=1))
-
-    errors = [solve(f, (12,) * 8, 1e-13, max_calls=10**k)[0].error for k in (2, 3, 4, 5)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-9
-
-
 def test_a_budget_that_is_spent_says_so() -> None:
     with pytest.warns(
         tnlib.ConvergenceWarning, match=r"tt_cross: .* misses rtol=1e-09: max_calls=400 is spent"
     ) as caught:
-        tnlib.tt_cross(lambda points: 1 / (1.0 + points.sum(axis=1)), (9,) * 6, rtol=1e-9, max_calls=400)
+        tnlib.tt_cross(pole, (9,) * 6, rtol=1e-9, max_calls=400)
     assert caught[0].filename == __file__
 
 
