@@ -293,9 +293,7 @@ def _of_one_charge(core: Array, rows: Array) -> tuple[Array, Array, float]:
     return out.reshape(core.shape), rows[inside[:1]], norm(np.delete(matrix, inside, axis=0))
 
 
-def _split(
-    matrix: Array, rows: Array, noise: float, columns: Array | None = None
-) -> tuple[Array, Array, Array, Array]:
+def _split(matrix: Array, rows: Array, noise: float, columns: Array | None = None) -> tuple[Array, Array, Array, Array]:
     """Return u, s and diag(s) vh of a matrix with row charges, and the charges of the columns of u.
 
     With charges of the columns too, entries outside their sectors are 0 also in vh, where an SVD leaves roundoff, which
