@@ -407,8 +407,8 @@ _OURS = dict.fromkeys(("max_bond", "chi_max", "rank", "ranks", "rmax"), _CAP) | 
 def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` with an error that names its own keyword where one of another library is passed."""
     code = function.__code__
-    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    ours = {name: next((k for k in known if k in own), None) for name, known in _OURS.items() if name not in own}
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ours = {name: next((k for k in known if k in names), None) for name, known in _OURS.items() if name not in names}
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -117,7 +117,7 @@ def arguments_of(**options: Any) -> dict[str, Any]:
     options["calibration"] = None if text is None else Calibration(text, tokens, **of_text)
     for name, kind in (("budget", Budget), ("run", Run)):
         names = {_FLAGS.get(field.name, field.name): field.name for field in fields(kind)}
-        options[name] = kind(**{own: options.pop(flag) for flag, own in names.items() if flag in options})
+        options[name] = kind(**{keyword: options.pop(flag) for flag, keyword in names.items() if flag in options})
     return options
 
 

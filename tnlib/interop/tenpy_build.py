@@ -169,7 +169,7 @@ def _leg_charges(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> tuple[l
     """Return the charges (n, number of charges) of the entries of every leg, of pairs for operators, and `valid`."""
     charges, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
     if isinstance(value, TTMatrix):
-        return [valid((own[:, None] - own[None]).reshape(len(own) ** 2, -1)) for own in charges], valid
+        return [valid((charge[:, None] - charge[None]).reshape(len(charge) ** 2, -1)) for charge in charges], valid
     return charges, valid
 
 

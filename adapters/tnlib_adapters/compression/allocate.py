@@ -79,16 +79,16 @@ def allocate_with_two_budgets(curves: Sequence[Curve], budget: int, most: int) -
 
     def choose(price: float) -> list[int] | None:
         priced, options = [], []
-        for curve, own in zip(curves, seconds, strict=True):
-            errors = curve.errors + price * own
+        for curve, second in zip(curves, seconds, strict=True):
+            errors = curve.errors + price * second
             lower = errors < np.append(np.inf, np.minimum.accumulate(errors)[:-1])
             options.append(np.flatnonzero(lower))
             priced.append(Curve(curve.costs[lower], errors[lower]))
         choice = allocate(priced, budget)
-        return None if choice is None else [int(own[k]) for own, k in zip(options, choice, strict=True)]
+        return None if choice is None else [int(second[k]) for second, k in zip(options, choice, strict=True)]
 
     def fits(choice: Sequence[int]) -> bool:
-        return sum(int(own[k]) for own, k in zip(seconds, choice, strict=True)) <= most
+        return sum(int(second[k]) for second, k in zip(seconds, choice, strict=True)) <= most
 
     choice = choose(0.0)
     if choice is None or fits(choice):
@@ -110,11 +110,11 @@ def _filled(
 ) -> list[int]:
     """Return a choice in which no single curve can have a smaller error within both budgets."""
     choice, bits = list(choice), budget - spent_by(curves, choice)
-    left = most - sum(int(own[k]) for own, k in zip(seconds, choice, strict=True))
+    left = most - sum(int(second[k]) for second, k in zip(seconds, choice, strict=True))
     while True:
         gain, best, option = 0.0, -1, -1
-        for c, (curve, own, k) in enumerate(zip(curves, seconds, choice, strict=True)):
-            fits = (curve.costs - curve.costs[k] <= bits) & (own - own[k] <= left)
+        for c, (curve, second, k) in enumerate(zip(curves, seconds, choice, strict=True)):
+            fits = (curve.costs - curve.costs[k] <= bits) & (second - second[k] <= left)
             gains = np.where(fits, curve.errors[k] - curve.errors, 0.0)
             if gains.max() > gain:
                 gain, best, option = float(gains.max()), c, int(gains.argmax())

@@ -208,7 +208,7 @@ def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     """Return one report for every weight in integers, if the method spends bits or all weights stay whole."""
-    described = [description for own in plan.descriptions.values() for description in own]
+    described = [description for of_module in plan.descriptions.values() for description in of_module]
     if not plan.forecast.in_bits and not all(description.is_whole for description in described):
         return []
     return [_rounded_report(description) for description in described if description.formats]

@@ -108,7 +108,7 @@ def check_engine(layout: str, checkpoint: Checkpoint) -> None:
                     f"{linear.name!r} of a {wiring.model_type} for {', '.join(held)}; pass layout 'factored' or "
                     "'dense'."
                 )
-        both = next((own for own in layer.feed_forward_layers if own.gate is not None and own.gate == own.up), None)
+        both = next((m for m in layer.feed_forward_layers if m.gate is not None and m.gate == m.up), None)
         if both is not None:
             raise ArgumentError(
                 f"compress: layout {layout!r} needs gate and up in linear layers of their own, got a "

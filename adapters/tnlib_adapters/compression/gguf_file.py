@@ -68,7 +68,7 @@ def check_gguf(checkpoint: Checkpoint) -> None:
     """Raise if a model or its tokenizer cannot be written as a GGUF file of architecture llama."""
     import_optional("compress: layout 'gguf'", "gguf", "'tnlib[gguf]'")
     wiring = checkpoint.wiring
-    if wiring.model_type != "llama" or any(own.activation != "silu" for own in wiring.layers[0].feed_forward_layers):
+    if wiring.model_type != "llama" or any(m.activation != "silu" for m in wiring.layers[0].feed_forward_layers):
         raise _refused("a Llama", f"a {wiring.model_type}")
     unknown = next((name for name in checkpoint.folder.tensors if gguf_name(name) is None), None)
     if unknown is not None:
@@ -84,14 +84,14 @@ def gguf_name(name: str) -> str | None:
     >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
     'blk.3.attn_q.weight'
     """
-    module, _, own = name.rpartition(".")
-    if own == "inv_freq":  # computed from the base
+    module, _, part = name.rpartition(".")
+    if part == "inv_freq":  # computed from the base
         return ""
     prefix, layer, inside = "", "", module.removeprefix("model.layers.")
     if inside != module:
         layer, _, module = inside.partition(".")
         prefix = f"blk.{layer}."
-    known = module in _NAMES and own == "weight" and module.startswith(("model.", "lm_head")) != bool(prefix)
+    known = module in _NAMES and part == "weight" and module.startswith(("model.", "lm_head")) != bool(prefix)
     return f"{prefix}{_NAMES[module]}.weight" if known else None
 
 
@@ -180,7 +180,7 @@ def _base(checkpoint: Checkpoint) -> float | None:
 
 
 def _add_tokenizer(writer: Any, tokenizer: BytePairTokenizer) -> None:
-    own = tokenizer.tokenizer
+    loaded = tokenizer.tokenizer
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(tokenizer.pre_tokenizer)
     writer.add_vocab_size(len(tokenizer.tokens))
@@ -188,15 +188,15 @@ def _add_tokenizer(writer: Any, tokenizer: BytePairTokenizer) -> None:
     writer.add_token_types(tokenizer.types)
     writer.add_token_merges(tokenizer.merges)
     for add, number in (
-        (writer.add_bos_token_id, own.bos_token_id),
-        (writer.add_eos_token_id, own.eos_token_id),
-        (writer.add_pad_token_id, own.pad_token_id),
+        (writer.add_bos_token_id, loaded.bos_token_id),
+        (writer.add_eos_token_id, loaded.eos_token_id),
+        (writer.add_pad_token_id, loaded.pad_token_id),
     ):
         if number is not None:
             add(number)
-    writer.add_add_bos_token(own.bos_token_id in own("")["input_ids"])
-    if isinstance(own.chat_template, str):
-        writer.add_chat_template(own.chat_template)
+    writer.add_add_bos_token(loaded.bos_token_id in loaded("")["input_ids"])
+    if isinstance(loaded.chat_template, str):
+        writer.add_chat_template(loaded.chat_template)
 
 
 def _type(info: TensorInfo) -> str:
@@ -240,7 +240,7 @@ def _pre_tokenizer(content: Any) -> str | None:
     """Return the name of llama.cpp for an entry of tokenizer.json."""
     steps = (content or {}).get("pretokenizers", [content])
     for name, wanted in _PRE_TOKENIZERS.items():
-        if len(steps) == len(wanted) and all(own | step == own for own, step in zip(steps, wanted, strict=True)):
+        if len(steps) == len(wanted) and all(given | step == given for given, step in zip(steps, wanted, strict=True)):
             return name
     return None
 

@@ -61,8 +61,8 @@ def _choose(factorisation: Factorisation, request: Request) -> list[int]:
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
     """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
     matrices = StoredMatrices(StoredMatrices.of(plan.matrices).workspace)
-    for module, own in plan.matrices.items():
-        matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in own])
+    for module, of_module in plan.matrices.items():
+        matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in of_module])
     return replace(plan, matrices=matrices)
 
 
@@ -101,8 +101,8 @@ def factorise(
         module: partial(_layer, row, checkpoint, k, rotary=rotary) for k, module in enumerate(layers)
     }
     for name in names:
-        own = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        calls[name] = partial(_weight, own, checkpoint, name)
+        applied = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
+        calls[name] = partial(_weight, applied, checkpoint, name)
     parts = _factorised_parts(calls, workspace, progress)
     weights = {name: weight_of(checkpoint, name) for name in names}
     return Factorisation(

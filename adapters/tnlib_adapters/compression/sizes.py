@@ -71,14 +71,14 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
     """
     wiring, tensors, total = checkpoint.wiring, checkpoint.folder.tensors, 0
     layers = {module: layer for layer, module in enumerate(wiring.attention_modules)}
-    for module, own in plan.descriptions.items():
+    for module, described in plan.descriptions.items():
         if module in layers:
             before = {info.name for info in attention_tensors(checkpoint, layers[module])}
         else:
             before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
-        replaced = replaced_names(checkpoint, module, own)
+        replaced = replaced_names(checkpoint, module, described)
         float_bits = float_width(tensors[name] for name in replaced)
-        total += sum(description.n_bits(float_bits) for description in own) // 8
+        total += sum(description.n_bits(float_bits) for description in described) // 8
         total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
     return total
 

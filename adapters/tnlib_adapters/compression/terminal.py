@@ -88,15 +88,15 @@ def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
     """Return two cells for every layer: parameters before and after, or the bits of the projections and their kB."""
     if not report.is_rounded:
         return [(f"{layer.n_before:,}", f"{layer.n_after:,}") for layer in report.layers]
-    projections = [own for own in report.rounded if own.of]
-    layers = [list(own) for _, own in itertools.groupby(projections, key=lambda own: own.module)]
+    projections = [weight for weight in report.rounded if weight.of]
+    layers = [list(layer) for _, layer in itertools.groupby(projections, key=lambda weight: weight.module)]
     if not layers:
         return [("", "")] * len(report.layers)
     return [(" ".join(map(_bits, layer)), _kb(layer)) for layer in layers]
 
 
-def _bits(own: RoundedReport) -> str:
-    return str(own.bits) if own.rank is None else f"{own.bits}(rank {own.rank})"
+def _bits(weight: RoundedReport) -> str:
+    return str(weight.bits) if weight.rank is None else f"{weight.bits}(rank {weight.rank})"
 
 
 def _total(report: Report) -> tuple[str, str]:
@@ -106,4 +106,4 @@ def _total(report: Report) -> tuple[str, str]:
 
 
 def _kb(rounded: Sequence[RoundedReport]) -> str:
-    return f"{sum(own.n_bytes for own in rounded) / 1e3:,.1f}"
+    return f"{sum(weight.n_bytes for weight in rounded) / 1e3:,.1f}"

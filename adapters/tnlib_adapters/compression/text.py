@@ -163,8 +163,8 @@ def hold_out(sequences: Sequence[S]) -> tuple[list[S], list[S]]:
     blocks = [sequences[start : start + block] for start in range(0, len(sequences), block)]
     count = max(len(blocks) // _HELD_OUT, int(len(blocks) >= FEWEST_SEQUENCES))
     held_out = set(np.random.default_rng(0).permutation(len(blocks))[:count].tolist())
-    calibration = [own for k, of_block in enumerate(blocks) if k not in held_out for own in of_block]
-    evaluation = [own for k, of_block in enumerate(blocks) if k in held_out for own in of_block]
+    calibration = [sequence for k, of_block in enumerate(blocks) if k not in held_out for sequence in of_block]
+    evaluation = [sequence for k, of_block in enumerate(blocks) if k in held_out for sequence in of_block]
     return calibration, evaluation
 
 

@@ -36,17 +36,18 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     """Write the compressed checkpoint into the empty folder `out`; yields (stage, done, total)."""
     config = dict(checkpoint.config)
     if layout == "factored":
-        described = [own for of_module in plan.descriptions.values() for own in of_module if is_rewritten(own)]
+        every = [description for of_module in plan.descriptions.values() for description in of_module]
+        described = [description for description in every if is_rewritten(description)]
         names_dtype = "dtype" in config or "torch_dtype" in config
-        if not names_dtype and any(own.formats for own in described):
+        if not names_dtype and any(description.formats for description in described):
             # without it transformers takes the dtype of the first floats in the file, which may be scales
             config["dtype"] = _DTYPES[next(t.dtype for t in checkpoint.folder.tensors.values() if t.dtype in FLOATS)]
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
         config[WEIGHTS_FILE] = IMPORT_FIRST
     if layout in ENGINES:
-        linear = [(_linear(checkpoint, own), own) for of_module in plan.descriptions.values() for own in of_module]
+        linear = [(_linear(checkpoint, d), d) for of_module in plan.descriptions.values() for d in of_module]
         config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
-            {own.module: _whole_weight(description)[0] for own, description in linear}
+            {weight.module: _whole_weight(description)[0] for weight, description in linear}
         )
     yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
 
@@ -91,8 +92,8 @@ class _NewTensor(TensorInfo):
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new: dict[str, list[Entry]] = {}
-    for module, own in plan.descriptions.items():
-        described = [description for description in own if is_rewritten(description)]
+    for module, of_module in plan.descriptions.items():
+        described = [description for description in of_module if is_rewritten(description)]
         if not described:
             continue
         names = replaced_names(checkpoint, module, described)
@@ -164,8 +165,8 @@ def _new_integers(
             linear = _linear(checkpoint, matrix.describe())
             (integers,) = matrix.integers.values()
             encode_in_range(linear.weight, integers.scales, scales)
-            own = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers, scales)
-            arrays |= {f"{linear.module}.{name}": array for name, (_, array) in own.items()}
+            encoded = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers, scales)
+            arrays |= {f"{linear.module}.{name}": array for name, (_, array) in encoded.items()}
             if linear.bias is not None and linear.bias in names:
                 arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
         return arrays
@@ -230,8 +231,8 @@ def replaced_names(checkpoint: Checkpoint, module: str, described: Sequence[Desc
     attention = _attention(checkpoint, module)
     if attention is None:
         return [checkpoint.wiring.matrices[module].weight]
-    weights = {name for own in described for name in own.of}
-    biases = {name for own in described for name in own.held_biases(checkpoint.sizes.d_model)}
+    weights = {name for description in described for name in description.of}
+    biases = {name for description in described for name in description.held_biases(checkpoint.sizes.d_model)}
     names = []
     for held, linear in attention.projections.items():
         names += [linear.weight] if set(held) <= weights else []

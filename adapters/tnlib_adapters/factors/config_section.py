@@ -77,7 +77,7 @@ def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Descr
             f"open_checkpoint: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
             "compress again."
         )
-    described = [_read_entry(entry, name) for name, own in zip(layers, of_layers, strict=True) for entry in own]
+    described = [_read_entry(entry, name) for name, entries in zip(layers, of_layers, strict=True) for entry in entries]
     return described + [_read_entry(entry, name, is_module=True) for name, entry in modules.items()]
 
 

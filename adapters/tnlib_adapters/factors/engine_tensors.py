@@ -264,13 +264,13 @@ def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], zer
     info = IntegerTensor(first.file, name, "F32", (0, 0), 0, sum(part.end - part.begin for part in parts.values()))
     info = replace(info, quant_method=method, parts=parts, zero_offset=zero_offset)
     for part, (n_axes, dtypes) in _PARTS[method].items():
-        own = parts.get(part)
-        if own is None and part not in _OPTIONAL:
+        tensor = parts.get(part)
+        if tensor is None and part not in _OPTIONAL:
             raise info._damaged(f"they must have a tensor {part}, found none")
-        if own is not None and (len(own.shape) != n_axes or not own.size or own.dtype not in dtypes):
+        if tensor is not None and (len(tensor.shape) != n_axes or not tensor.size or tensor.dtype not in dtypes):
             raise info._damaged(
-                f"{part} must have {n_axes} axes of length 1 or more in {' or '.join(dtypes)}, got {own.shape} in "
-                f"{own.dtype}"
+                f"{part} must have {n_axes} axes of length 1 or more in {' or '.join(dtypes)}, got {tensor.shape} in "
+                f"{tensor.dtype}"
             )
     (n_out, n_in), n_bits = _sides_and_bits(info)
     if n_in < _WORD or not 1 <= n_bits <= 8:  # fewer inputs in a word have no bits that are certain
@@ -286,9 +286,9 @@ def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], zer
     else:
         wanted |= {"weight_packed": (n_out, by_inputs), "weight_zero_point": (by_outputs, info.n_groups)}
         wanted["weight_scale"] = (n_out, info.n_groups)
-    for part, own in parts.items():
-        if own.shape != wanted[part]:
-            raise info._damaged(f"{part} must be of shape {wanted[part]}, got {own.shape}")
+    for part, tensor in parts.items():
+        if tensor.shape != wanted[part]:
+            raise info._damaged(f"{part} must be of shape {wanted[part]}, got {tensor.shape}")
     return replace(info, shape=(n_out, n_in), n_bits=n_bits)
 
 

@@ -342,8 +342,8 @@ def _symmetric(a: Array, axes: tuple[int, ...], *, short: bool = False) -> tuple
     scale = from_bf16(to_bf16(scale)) if short else scale
     codes = np.empty(a.shape, np.int8)
     for rows in _blocks((len(a), math.prod(a.shape[1:]))):  # quotients take eight times the memory of codes
-        own = scale[rows] if len(scale) > 1 else scale
-        codes[rows] = np.clip(np.rint(a[rows] / own.astype(np.float64)), -127, 127)
+        of_rows = scale[rows] if len(scale) > 1 else scale
+        codes[rows] = np.clip(np.rint(a[rows] / of_rows.astype(np.float64)), -127, 127)
     return codes, scale
 
 

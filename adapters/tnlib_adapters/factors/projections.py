@@ -184,11 +184,11 @@ def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int)
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
     group = sizes.group_size
-    own, within = (head, head % group) if name in "qo" else (head // group, 0)
+    number, within = (head, head % group) if name in "qo" else (head // group, 0)
     width = sizes.of_head(name)
     if len(held) == 1 or attention.fused == "blocks":
         before = sum(sizes.widths[other] for other in held[: held.index(name)])
-        begin = before + own * width
+        begin = before + number * width
     else:
         in_group = {"q": within, "k": group, "v": group + 1}[name]
         begin = (head // group * (group + 2) + in_group) * sizes.d_head

@@ -70,10 +70,10 @@ class Block:
         that would take longer than the block itself: its factors are applied one after the other.
         """
         maps = {} if self.model.fits_in_memory else dict(self._maps(products))
-        factors = {name: own for name, own in products.factors.items() if name not in maps}
+        factors = {name: parts for name, parts in products.factors.items() if name not in maps}
         expanded = replace(products, factors=factors)
         parameters = self.of_weights(expanded.expand(self.model.sizes), expanded.modules())
-        return {self._name(self._module(name)): own for name, own in maps.items()} | parameters
+        return {self._name(self._module(name)): computation for name, computation in maps.items()} | parameters
 
     def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parameters of the block for projections and other weights (in, out)."""
@@ -86,7 +86,7 @@ class Block:
     def _of_attention(self, projections: Projections) -> dict[str, Tensor]:
         """Return the parameters of the modules whose projections are all given."""
         wired = self.model.wiring.layers[self.k].attention
-        held_by = {held: own for held, own in wired.projections.items() if set(held) <= projections.weights.keys()}
+        held_by = {held: m for held, m in wired.projections.items() if set(held) <= projections.weights.keys()}
         attention, parameters = replace(wired, projections=held_by), dict[str, Tensor]()
         joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
         for held, linear in held_by.items():
@@ -117,15 +117,15 @@ class Block:
         self.model.load(self.k)
         args, kwargs = call
         values = dict(weights or {})
-        maps = {name: own for name, own in values.items() if not isinstance(own, Tensor)}
-        parameters = {name: own.to(self.model.dtype) for name, own in values.items() if isinstance(own, Tensor)}
-        with torch.set_grad_enabled(any(own.requires_grad for own in values.values())), self._computing(maps):
+        maps = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        parameters = {name: value.to(self.model.dtype) for name, value in values.items() if isinstance(value, Tensor)}
+        with torch.set_grad_enabled(any(value.requires_grad for value in values.values())), self._computing(maps):
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     def replaced_by(self, weights: Weights) -> list[str]:
         """Return the names below the block of its own weights that are not used with these."""
-        return [name if isinstance(own, Tensor) else f"{name}.weight" for name, own in weights.items()]
+        return [name if isinstance(value, Tensor) else f"{name}.weight" for name, value in weights.items()]
 
     @contextmanager
     def without(self, names: Iterable[str]) -> Iterator[None]:
@@ -141,8 +141,8 @@ class Block:
     def _computing(self, computations: Mapping[str, Computation]) -> Iterator[None]:
         """Let modules compute these inside."""
         modules: list[Any] = [self.layer.block.get_submodule(name) for name in computations]
-        for module, own in zip(modules, computations.values(), strict=True):
-            module.forward = own
+        for module, computation in zip(modules, computations.values(), strict=True):
+            module.forward = computation
         try:
             yield
         finally:

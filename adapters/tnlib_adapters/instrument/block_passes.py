@@ -211,9 +211,9 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
             of_batch[id(value)] = known.setdefault((value.dtype, value.shape, value.stride(), digest), value)
         return of_batch[id(value)]
     if type(value) in (list, tuple):
-        return type(value)(_shared(own, known, of_batch) for own in value)
+        return type(value)(_shared(item, known, of_batch) for item in value)
     if type(value) is dict:
-        return {name: _shared(own, known, of_batch) for name, own in value.items()}
+        return {name: _shared(item, known, of_batch) for name, item in value.items()}
     return value
 
 

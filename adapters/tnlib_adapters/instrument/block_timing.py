@@ -40,12 +40,12 @@ class BlockTimes:
 
 def time_block(model: RunningModel, places: Places, k: int, batch: Batch) -> BlockTimes:
     """Return the seconds of the k-th block and of the output on a batch; `places` are the weights to compress."""
-    frame, block, own = Frame(model), Block(model, k), of_group(places, k)
+    frame, block, of_block = Frame(model), Block(model, k), of_group(places, k)
     with torch.no_grad():
         x, calls = frame.enter(batch)
     gradient, generator = torch.randn_like(x), torch.Generator().manual_seed(0)
     model.load(k)
-    compressed = {id(p) for place in own.values() for p in place.module.parameters() if p.ndim > 1}
+    compressed = {id(p) for place in of_block.values() for p in place.module.parameters() if p.ndim > 1}
     parameters = {name: p for name, p in block.layer.block.named_parameters() if id(p) in compressed}
     weights = {name: p.detach().float().clone().requires_grad_() for name, p in parameters.items()}
     optimiser = torch.optim.Adam(weights.values())
@@ -55,7 +55,7 @@ def time_block(model: RunningModel, places: Places, k: int, batch: Batch) -> Blo
             return run_block(model, k, x, calls[k])
 
     def probe() -> Tensor:
-        reads, slopes, out = observe_block(model, k, x, calls[k], batch, own, gradient)
+        reads, slopes, out = observe_block(model, k, x, calls[k], batch, of_block, gradient)
         for a in (*reads.values(), *slopes.values()):
             out = out.flatten()[:1] + (a.flatten(0, -2).T @ a.flatten(0, -2))[0, 0]
         return out

@@ -122,13 +122,13 @@ class FitStreams:
             for weights in candidates:
                 outs.append([block.run(self.truncated(k, b), self.call(k, b), weights) for b in self.held_out])
             for later in range(k + 1, end):
-                for own in outs:
-                    own[:] = [
+                for out in outs:
+                    out[:] = [
                         run_block(self._original.model, later, x, self.call(later, b))
-                        for b, x in zip(self.held_out, own, strict=True)
+                        for b, x in zip(self.held_out, out, strict=True)
                     ]
             self._original.model.drop()  # the tables of the output are large
-            errors = [self._errors(end, b, [own[at] for own in outs]) for at, b in enumerate(self.held_out)]
+            errors = [self._errors(end, b, [out[at] for out in outs]) for at, b in enumerate(self.held_out)]
         return [sum(of_candidate) for of_candidate in zip(*errors, strict=True)]
 
     def _errors(self, k: int, b: int, streams: Sequence[Tensor]) -> list[float]:
@@ -270,7 +270,7 @@ def _inputs_and_targets(
         with input_of(module, read, ""), stopping_after(module):
             block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights)
         valid = streams.valid(b)
-        x, target = (own[""].reshape(*valid.shape, -1)[valid] for own in (read, wrote))
+        x, target = (values[""].reshape(*valid.shape, -1)[valid] for values in (read, wrote))
         yield x, target
 
 

@@ -120,7 +120,7 @@ def fit_rounded_layers(
         block, best = Block(model, k), start(k)
         if best.rounded:
             fitted = _fitted(block, both, best, order)
-            kept, changed = both.errors(block, (_parameters(block, own) for own in (best, fitted)))
+            kept, changed = both.errors(block, (_parameters(block, candidate) for candidate in (best, fitted)))
             best = fitted if changed < kept else best
         both.advance(block, _parameters(block, best))
         yield best
@@ -138,15 +138,15 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     moves = {
         name: [
             (torch.zeros_like(grid.weight, requires_grad=True), torch.zeros_like(grid.scales, requires_grad=True))
-            for grid in own
+            for grid in of_weight
         ]
-        for name, own in grids.items()
+        for name, of_weight in grids.items()
     }
     shifts = {name: torch.zeros_like(bias, requires_grad=True) for name, bias in biases.items()}
 
     def parameters() -> dict[str, Tensor]:
         values = {
-            name: weight_of_parts([grid.values(own) for grid, own in zip(held, moves[name], strict=True)])
+            name: weight_of_parts([grid.values(move) for grid, move in zip(held, moves[name], strict=True)])
             for name, held in grids.items()
         }
         return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
@@ -160,18 +160,19 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
     moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
     rounded = {
-        name: tuple(grid.integers(own) for grid, own in zip(held, moves[name], strict=True))
+        name: tuple(grid.integers(move) for grid, move in zip(held, moves[name], strict=True))
         for name, held in grids.items()
     }
     return RoundedBlock(rounded, start.originals, moved)
 
 
-def _parameters(block: Block, own: RoundedBlock) -> dict[str, Tensor]:
+def _parameters(block: Block, candidate: RoundedBlock) -> dict[str, Tensor]:
     values = {
         name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in held])
-        for name, held in own.rounded.items()
+        for name, held in candidate.rounded.items()
     }
-    return _of_weights(block, values, {name: as_tensor(bias, block.model.device) for name, bias in own.biases.items()})
+    biases = {name: as_tensor(bias, block.model.device) for name, bias in candidate.biases.items()}
+    return _of_weights(block, values, biases)
 
 
 def _of_weights(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -185,8 +185,8 @@ class RunningModel:
         else:
             lines = [line for text in texts for line in text.splitlines() if line.strip()]
             of_lines = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
-            sequences = [*of_lines, *(own[: self.longest] for own in ids)]
-        return [own for own in sequences if len(own) > 1]
+            sequences = [*of_lines, *(tokens[: self.longest] for tokens in ids)]
+        return [sequence for sequence in sequences if len(sequence) > 1]
 
     def _ids_of(self, document: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
         """Return the token ids of a conversation, or check those of a document."""

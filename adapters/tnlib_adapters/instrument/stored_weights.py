@@ -149,7 +149,7 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     }
     stored, missing = dict[str, Any](), []
     for name in model.state_dict(keep_vars=True):
-        names = [own for own in _older_names(name, prefix) if own in tensors or own in of_factors]
+        names = [older for older in _older_names(name, prefix) if older in tensors or older in of_factors]
         source = renamed.get(name) or next(iter(names), None)
         if source is not None:
             stored[name] = source
@@ -158,14 +158,14 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
         else:
             missing.append(name)
     used = set(_flat(stored.values())) | {name for name in tensors if any(f"{m}." in name for m in described)}
-    buffers = {own for name, _ in model.named_buffers() for own in _older_names(name, prefix)}
+    buffers = {older for name, _ in model.named_buffers() for older in _older_names(name, prefix)}
     ignored = re.compile("|".join([_ROTARY, *(model._keys_to_ignore_on_load_unexpected or ())]))
     left_over = [name for name in tensors.keys() - used - buffers if _is_of(model, name) and not ignored.search(name)]
     shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
     mismatched = [
         name
-        for name, own in stored.items()
-        if isinstance(own, str) and own not in of_factors and tensors[own].shape != shapes[name]
+        for name, source in stored.items()
+        if isinstance(source, str) and source not in of_factors and tensors[source].shape != shapes[name]
     ]
     for problem, names in {"missing": missing, "left over": left_over, "of another shape": mismatched}.items():
         if names:
@@ -181,9 +181,9 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
 
 def _older_names(name: str, prefix: str) -> Iterator[str]:
     """Yield the names under which a tensor may be stored, with and without the prefix of the base model."""
-    for own in (name, prefix + name, name.removeprefix(prefix)):
-        yield own
-        yield own.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        yield candidate
+        yield candidate.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
@@ -202,7 +202,8 @@ def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
     for layer in wiring.layers:
         if layer.experts is None:
             continue
-        block = next(own for own in _older_names(layer.module, f"{model.base_model_prefix}.") if own in names.values())
+        spellings = _older_names(layer.module, f"{model.base_model_prefix}.")
+        block = next(name for name in spellings if name in names.values())
         experts = layer.experts.experts
         tensors = {
             "gate.weight": layer.experts.router.weight,
@@ -215,20 +216,20 @@ def _renamed(model: Any, wiring: Wiring) -> dict[str, Any]:
 
 
 def _flat(stored: Iterable[Any]) -> Iterator[str]:
-    for own in stored:
-        if isinstance(own, str):
-            yield own
+    for source in stored:
+        if isinstance(source, str):
+            yield source
         else:
-            yield from _flat(own)
+            yield from _flat(source)
 
 
 def _tie(model: Any, stored: Mapping[str, Any]) -> None:
     """Give parameters of one stored tensor one object, as in a model that transformers loads."""
     first = dict[str, nn.Parameter]()
     for name in [name for name, _ in model.named_parameters(remove_duplicate=False)]:
-        own = stored.get(name)
-        if isinstance(own, str):
-            _set(model, name, first.setdefault(own, model.get_parameter(name)))
+        source = stored.get(name)
+        if isinstance(source, str):
+            _set(model, name, first.setdefault(source, model.get_parameter(name)))
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
@@ -241,7 +242,7 @@ def _is_of(model: nn.Module, name: str) -> bool:
     """Test if a tensor belongs to a layer of this model, and not to a head that it was loaded without."""
     base: Any = getattr(model, "base_model", model)
     first: str = name.removeprefix(f"{base.base_model_prefix}.").split(".")[0]
-    return any(first in dict(own.named_children()) for own in (base, model))
+    return any(first in dict(module.named_children()) for module in (base, model))
 
 
 def _as_tensor(values: Array) -> Tensor:
@@ -298,7 +299,7 @@ class StoredWeights:
         for name in self._empty.keys() & source.stored.keys():
             group = next((k for k, path in enumerate(of_blocks) if name.startswith(path)), OUTSIDE)
             self._names[group].append(name)
-        self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in own) for group, own in self._names.items()}
+        self.n_bytes = {group: sum(4 * self._empty[n].numel() for n in names) for group, names in self._names.items()}
         self._loaded, self._paused = dict[int, None](), False
         self._place_others()
         if self.fit_in_memory:
@@ -324,8 +325,8 @@ class StoredWeights:
         """
         if group in self._loaded:
             return
-        held = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda own: own != OUTSIDE)
-        while held and sum(self.n_bytes[own] for own in (*held, group)) > self.max_bytes // 2:
+        held = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda k: k != OUTSIDE)
+        while held and sum(self.n_bytes[k] for k in (*held, group)) > self.max_bytes // 2:
             self._drop(held.pop(0))
         self._put(self.read(group))
         self._loaded[group] = None
@@ -386,14 +387,14 @@ class StoredWeights:
 
     def _place_others(self) -> None:
         """Move what is not stored to the device: buffers made from the config, in their dtype, and unused layers."""
-        for name, buffer in [(name, own) for name, own in self._model.named_buffers() if not own.is_meta]:
+        for name, buffer in [(name, b) for name, b in self._model.named_buffers() if not b.is_meta]:
             _set(self._model, name, buffer.to(self.placement.device))
-        for name, parameter in [(name, own) for name, own in self._model.named_parameters() if not own.is_meta]:
+        for name, parameter in [(name, p) for name, p in self._model.named_parameters() if not p.is_meta]:
             _set(self._model, name, nn.Parameter(self.placement.place(parameter), requires_grad=False))
 
     def _same_names(self, group: int) -> list[str]:
         """Return all names of the weights of a group, of which several may be one parameter."""
-        return [own for name in self._names[group] for own in self._same.get(name, [name])]
+        return [alias for name in self._names[group] for alias in self._same.get(name, [name])]
 
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -402,8 +403,8 @@ class StoredWeights:
             held = (
                 placed if is_buffer or isinstance(placed, nn.Parameter) else nn.Parameter(placed, requires_grad=False)
             )
-            for own in self._same.get(name, [name]):
-                _set(self._model, own, held)
+            for alias in self._same.get(name, [name]):
+                _set(self._model, alias, held)
 
 
 def _on_host(values: Group) -> Group:
@@ -415,9 +416,9 @@ def _on_host(values: Group) -> Group:
 
 
 def _load_before(weights: weakref.ref[StoredWeights], group: int, *_: Any) -> None:
-    own = weights()
-    if own is not None and (group == OUTSIDE or not own._paused):
-        own.load(group)
+    loaded = weights()
+    if loaded is not None and (group == OUTSIDE or not loaded._paused):
+        loaded.load(group)
 
 
 def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -72,13 +72,13 @@ def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     legs = range(len(inputs) + len(outputs))
     factors = {f"factor{k}": (f"n{k}", f"r{k}") for k in legs}
     core = {"core": _numbered("r", legs)}
-    first, last = ({name: factors[name] for name in _numbered("factor", own)} for own in (inputs, outputs))
+    first, last = ({name: factors[name] for name in _numbered("factor", side)} for side in (inputs, outputs))
     return Contraction(first | core | last, *_read_and_written(inputs, outputs), ("core", *factors))
 
 
 def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     """Return the network of a CP: `weights` (R,) and `factor<k>` (n, R); R is an axis of all factors."""
-    first, last = ({f"factor{k}": (f"n{k}", "R") for k in own} for own in (reversed(inputs), outputs))
+    first, last = ({f"factor{k}": (f"n{k}", "R") for k in side} for side in (reversed(inputs), outputs))
     return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
 
 
@@ -159,8 +159,8 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
 
     def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
         """Return the factors in integers that rows are multiplied by as they are."""
-        own = {name: (self._shapes[name], form) for name, form in self._formats.items() if name in self.network.axes}
-        return own if self.is_chain else {}
+        formats = {n: (self._shapes[n], form) for n, form in self._formats.items() if n in self.network.axes}
+        return formats if self.is_chain else {}
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return rows of W."""
@@ -203,12 +203,12 @@ def _contract(a: Tensor, axes: Axes, b: Tensor, others: Axes, later: Axes) -> tu
     """Contract the common axes that do not occur later; other common axes stay, and entries are multiplied."""
     common = [axis for axis in axes if axis in others]
     summed = [axis for axis in common if axis not in later]
-    free_a, free_b = ([axis for axis in own if axis not in common] for own in (axes, others))
+    free_a, free_b = ([axis for axis in side if axis not in common] for side in (axes, others))
     kept = [axis for axis in common if axis in later]
     result = (*kept, *free_a, *free_b)
     if kept:
         letters = {axis: k for k, axis in enumerate(dict.fromkeys((*axes, *others)))}
-        lists: list[Any] = [[letters[axis] for axis in own] for own in (axes, others, result)]
+        lists: list[Any] = [[letters[axis] for axis in side] for side in (axes, others, result)]
         return torch.einsum(a, lists[0], b, lists[1], lists[2]), result
     inner = math.prod([b.shape[others.index(axis)] for axis in summed])
     left = a.permute([axes.index(axis) for axis in (*free_a, *summed)])

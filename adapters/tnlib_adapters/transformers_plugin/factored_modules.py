@@ -203,9 +203,9 @@ def build(
     """Return the module that computes the projections `held`, without a bias parameter; errors as in `make_layer`."""
     layers: dict[str, FactoredLinear] = {}
     for description in described:
-        own = "".join(name for name in held if name in description.of)
+        letters = "".join(name for name in held if name in description.of)
         factors = _borrow(home, description, f"{description.of}_")
-        for names in _together(own, sizes) if description.kind in STACKS and fused == "blocks" else own:
+        for names in _together(letters, sizes) if description.kind in STACKS and fused == "blocks" else letters:
             layers[names] = make_layer(description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: held.index(names[0]))
     if len(ordered) == 1:
@@ -213,10 +213,10 @@ def build(
     return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)
 
 
-def _together(own: str, sizes: Sizes) -> list[str]:
+def _together(letters: str, sizes: Sizes) -> list[str]:
     """Return the groups of projections that one layer can compute; grouped queries are wider than keys."""
     grouped = sizes.kv_heads < sizes.n_heads
-    return [part for part in ([*own[:1], own[1:]] if grouped else [own]) if part]
+    return [part for part in ([*letters[:1], letters[1:]] if grouped else [letters]) if part]
 
 
 class FactoredEmbedding(nn.Module):

@@ -73,7 +73,9 @@ class _SharedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return all projections of x."""
         inner = self.first(x).split(self.ranks, -1)
-        return join_projections([own(y) for own, y in zip(self.second, inner, strict=True)], self.groups, self.d_head)
+        return join_projections(
+            [linear(y) for linear, y in zip(self.second, inner, strict=True)], self.groups, self.d_head
+        )
 
 
 def _linear(layer: FactoredLinear | SideBySide) -> nn.Module:

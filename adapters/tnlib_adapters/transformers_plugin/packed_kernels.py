@@ -129,7 +129,7 @@ def use_packed_kernels(model: nn.Module) -> nn.Module:
             'none; compress it with method "matrix" and store="int8", or use use_linear_layers.'
         )
     likes = [layer.like() for layer in layers]
-    other = next((own for own in likes if own.dtype != torch.bfloat16 or own.device.type != "cpu"), None)
+    other = next((like for like in likes if like.dtype != torch.bfloat16 or like.device.type != "cpu"), None)
     if other is not None:
         raise ArgumentError(
             f"use_packed_kernels: model must be in torch.bfloat16 on the CPU, got {other.dtype} on {other.device}; "
@@ -142,7 +142,7 @@ def use_packed_kernels(model: nn.Module) -> nn.Module:
 
 def _packable(layer: FactoredLinear) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
     """Return shapes and formats of the parts that a kernel multiplies by."""
-    return {name: own for name, own in layer.multiplied_integers().items() if PackedProduct.holds(*own)}
+    return {name: operands for name, operands in layer.multiplied_integers().items() if PackedProduct.holds(*operands)}
 
 
 def _add_kernels(layer: FactoredLinear) -> None:

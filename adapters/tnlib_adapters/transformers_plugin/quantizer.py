@@ -185,8 +185,8 @@ def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
     wiring, described = _wire(model.config), _described(model, config)
     layers = []
     for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
-        own = [description for description in described if description.of and description.module == module]
-        layers += [_FactoredModule(_find(model, layer.attention.parent), own, layer.attention)] if own else []
+        of_layer = [description for description in described if description.of and description.module == module]
+        layers += [_FactoredModule(_find(model, layer.attention.parent), of_layer, layer.attention)] if of_layer else []
     return layers
 
 

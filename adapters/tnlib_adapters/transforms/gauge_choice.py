@@ -153,8 +153,8 @@ def turned_heads(layer: Attention, *, seed: int) -> Attention:
     still = Columns.of(layer.rotary, layer.d_head).still
     if still.size and layer.head_norm is None:
         of_keys = np.tile(np.eye(layer.d_head), (layer.kv_heads, 1, 1))
-        for own in of_keys:
-            own[np.ix_(still, still)] = incoherent_rotation(len(still), rng)
+        for matrix in of_keys:
+            matrix[np.ix_(still, still)] = incoherent_rotation(len(still), rng)
         for name, rotations in (("Q", balanced.repeated(of_keys)), ("K", of_keys)):
             weight, bias = getattr(balanced, f"W_{name}"), getattr(balanced, f"b_{name}")
             new[f"W_{name}"] = weight @ rotations  # h d [dh] dh

@@ -99,20 +99,20 @@ def correlation(tt: TensorTrain, a: npt.ArrayLike, b: npt.ArrayLike | None = Non
         moved = move_center(moved, i)
         norm_squared = float(np.linalg.norm(moved.cores[i]) ** 2)
         out[i, i] = _between(moved.cores[i], first @ second).trace() / norm_squared
-        lefts = [_between(moved.cores[i], own) for own in (first, second)]
+        lefts = [_between(moved.cores[i], matrix) for matrix in (first, second)]
         for j in range(i + 1, d):
             core = moved.cores[j]
             out[i, j], out[j, i] = (
-                np.sum(left * _between(core, own, right=True)) / norm_squared
-                for left, own in zip(lefts, (second, first), strict=True)
+                np.sum(left * _between(core, matrix, right=True)) / norm_squared
+                for left, matrix in zip(lefts, (second, first), strict=True)
             )
             lefts = [np.tensordot(core.conj(), np.tensordot(left, core, 1), axes=([0, 1], [0, 1])) for left in lefts]
     return out
 
 
-def _between(core: Array, own: Array, *, right: bool = False) -> Array:
-    """Return sum over n, m of conj(C)[a, m, r'] own[m, n] C[a, n, r], (r', r); `right`: over the right bond instead."""
-    applied = np.tensordot(core, own, axes=([1], [1])).transpose(0, 2, 1)  # a m r
+def _between(core: Array, matrix: Array, *, right: bool = False) -> Array:
+    """Return sum over n, m of conj(C)[a, m, r'] matrix[m, n] C[a, n, r], (r', r); `right`: of the right bond."""
+    applied = np.tensordot(core, matrix, axes=([1], [1])).transpose(0, 2, 1)  # a m r
     axes = ([1, 2], [1, 2]) if right else ([0, 1], [0, 1])
     return np.tensordot(core.conj(), applied, axes=axes)
 

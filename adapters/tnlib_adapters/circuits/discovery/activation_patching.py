@@ -136,9 +136,9 @@ def activation_patching(
     embedding: Any = weights.embedding
     others = how.corrupted_tokens(function, embedding, targets.tokens)
     targets = targets.measured_by(function, metric) if callable(metric) else targets
-    own, other = ([*_streams(weights.blocks, embedding(ids))] for ids in (targets.tokens, others))
-    targets = targets.compared_with(own[-1]) if metric == "kl" else targets
-    ends = [targets.loss(streams[-1]) for streams in (own, other)]
+    clean, other = ([*_streams(weights.blocks, embedding(ids))] for ids in (targets.tokens, others))
+    targets = targets.compared_with(clean[-1]) if metric == "kl" else targets
+    ends = [targets.loss(streams[-1]) for streams in (clean, other)]
     if ends[0] == ends[1]:
         raise ArgumentError(
             f"{function}: both runs must differ in the metric, got {ends[0]:.4g} for both; choose other corrupted "
@@ -149,7 +149,7 @@ def activation_patching(
         later, after = weights.blocks[k + 1 :], block.after
         if of == "stream":
             later, after = weights.blocks[k:], None
-        for name, base, change in _changes(of, block, names, own[k], other[k]):
+        for name, base, change in _changes(of, block, names, clean[k], other[k]):
             patched[name] = _losses(targets, later, (base, change, after), ends[1])
     recovered = (np.stack([*patched.values()]) - ends[1]) / (ends[0] - ends[1])
     return Patching(tuple(patched), recovered, ends[0], ends[1], metric)
@@ -168,14 +168,14 @@ def _streams(blocks: Sequence[ResidualBlock], x: Array) -> Iterator[Array]:
 
 
 def _changes(
-    of: Activation, block: ResidualBlock, names: Sequence[str], own: Array, other: Array
+    of: Activation, block: ResidualBlock, names: Sequence[str], clean: Array, other: Array
 ) -> Iterator[tuple[str, Array, Array]]:
     """Yield name, value in the corrupted run and change by the patch at every position, (b, n, d), of activations.
 
     For outputs the value is that of the stream with all of them, before a norm of the sum.
     """
     if of == "stream":
-        yield f"before {', '.join(names)}", other, own - other
+        yield f"before {', '.join(names)}", other, clean - other
         return
     parts = [_written(branch, other) for branch in block.branches]
     outputs = [part.sum(axis=0) for part in parts]
@@ -184,7 +184,7 @@ def _changes(
         is_attention = isinstance(branch.layer, Attention)
         if of == "heads" and not is_attention:
             continue
-        changes = _written(branch, own) - part
+        changes = _written(branch, clean) - part
         of_parts = {name: changes.sum(axis=0)}
         if of == "heads":
             of_parts = {f"{name}.{h}": change for h, change in enumerate(changes[: branch.layer.n_heads])}  # type: ignore[union-attr]

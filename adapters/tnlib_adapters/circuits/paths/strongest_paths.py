@@ -124,11 +124,11 @@ def strongest_paths(contributions: LogitContributions, k: int = 100) -> Stronges
                     path = (*names[b - 1 : b], name, *([above[a]] if a else []))
                     candidates.append((path, float(products[a, b])))
                 new.append(read)
-        candidates = sorted(candidates, key=lambda own: -abs(own[1]))[:k]
+        candidates = sorted(candidates, key=lambda path: -abs(path[1]))[:k]
         readouts = np.concatenate([layer.pull_back(readouts), *([np.stack(new)] if new else [])])
         above += layer.names
     candidates.append(((), float((readouts[0] * model.embedding).sum())))
-    candidates = sorted(candidates, key=lambda own: -abs(own[1]))[:k]
+    candidates = sorted(candidates, key=lambda path: -abs(path[1]))[:k]
     values = np.array([value for _, value in candidates])
     return StrongestPaths(tuple(path for path, _ in candidates), values, n_compared, path_orders(contributions))
 
@@ -189,7 +189,7 @@ class _Layer:
 def _values(heads: FrozenHeads, streams: Array) -> Array:
     """Return the weighted values of streams (m, n, d), (m, heads, n, d_value)."""
     x = streams if heads.before is None else heads.before.linear(streams)
-    values = heads.layer.repeated(np.stack([x @ own for own in heads.layer.W_V]))  # h m n [d] dh
+    values = heads.layer.repeated(np.stack([x @ w for w in heads.layer.W_V]))  # h m n [d] dh
     return np.asarray(heads.weights @ values.swapaxes(0, 1))  # m h n [n'] dh
 
 

@@ -53,8 +53,8 @@ def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) ->
         for name in NAMES:
             weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
             reads = statistics.reads_of_projection(group.index, name, len(weight))
-            own = components_on_device(weight, reads, statistics.slopes[key], device)
-            projections[name] = projection_options(group.projections, name, own.scaled(*statistics.scales[key]))
+            decomposed = components_on_device(weight, reads, statistics.slopes[key], device)
+            projections[name] = projection_options(group.projections, name, decomposed.scaled(*statistics.scales[key]))
         parts[group.module] = ModuleWeights(projections)
     for name, (weight, n_bias) in group.weights.items():
         is_table, components = wiring.is_embedding(name), _of_matrix(wiring, name, weight, statistics, device)
@@ -132,16 +132,16 @@ def fit_factors(
     chosen = ChosenWeights(model.wiring, parts, options)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
 
-    def truncated(name: str, own: ComponentOptions, option: int) -> tuple[str, list[FactoredMatrix]]:
-        factors = own.factors(option)
+    def truncated(name: str, weight: ComponentOptions, option: int) -> tuple[str, list[FactoredMatrix]]:
+        factors = weight.factors(option)
         if factors and model.wiring.is_embedding(name):
             tables.add({name: np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)})
-        return name, [own.packed(factors)]
+        return name, [weight.packed(factors)]
 
     yield from starmap(truncated, chosen.outside())
 
     def packed(k: int, products: Products) -> Fitted:
-        return chosen.packed(k, lambda name, own: own.packed(products.factors.get(name, ()), products.output_bias))
+        return chosen.packed(k, lambda name, w: w.packed(products.factors.get(name, ()), products.output_bias))
 
     def start(k: int) -> Products:
         return products_of(chosen.of_block(k))
@@ -156,8 +156,8 @@ def fit_factors(
 def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:
     """Return weights of a block at their options as matrices to be multiplied, by projection or module."""
     factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
-    for name, own, option in weights:
-        factors |= {name: held} if (held := own.factors(option)) else {}
-        biased |= {name} if own.projection.is_biased else set()
-        output_bias = own.projection.output_bias if name == "o" else output_bias
+    for name, weight, option in weights:
+        factors |= {name: held} if (held := weight.factors(option)) else {}
+        biased |= {name} if weight.projection.is_biased else set()
+        output_bias = weight.projection.output_bias if name == "o" else output_bias
     return Products(factors, frozenset(biased), output_bias)

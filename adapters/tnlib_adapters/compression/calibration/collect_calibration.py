@@ -74,8 +74,8 @@ def collect_calibration(
 
         forward(Frame(model), streams)
     for group in done:  # collected before
-        own = (key for name, place in places.items() if place.group == group for key in (name, place.reads))
-        factorise(group, folder.statistics(group, set(own)))
+        keys = (key for name, place in places.items() if place.group == group for key in (name, place.reads))
+        factorise(group, folder.statistics(group, set(keys)))
     gather(0)
     return {module: parts[module] for module in weights.modules}
 

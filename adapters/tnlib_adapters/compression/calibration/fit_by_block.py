@@ -52,12 +52,12 @@ class ChosenWeights:
 
     def packed(self, k: int, pack: Callable[[str, Any], FactoredMatrix]) -> Fitted:
         """Return the weights of a block by module; `pack` returns the matrix of a projection or module."""
-        return [(name, [pack(key, own) for key, own, _ in self._of_module(name)]) for name in self._modules[k]]
+        return [(name, [pack(key, weight) for key, weight, _ in self._of_module(name)]) for name in self._modules[k]]
 
     def _of_module(self, name: str) -> Iterator[tuple[str, Any, int]]:
         weights = self.parts[name].load().weights
-        for (of, own), option in zip(weights.items(), self.options[name], strict=True):
-            yield of or name, own, option
+        for (of, weight), option in zip(weights.items(), self.options[name], strict=True):
+            yield of or name, weight, option
 
     @property
     def _modules(self) -> list[list[str]]:
@@ -65,7 +65,7 @@ class ChosenWeights:
         blocks = zip(self.wiring.attention_modules, self.wiring.layers, strict=True)
         matrices = [(module, (*layer.latent_matrices, *layer.feed_forward_matrices)) for module, layer in blocks]
         names = [[module, *(linear.name for linear in linears)] for module, linears in matrices]
-        return [[name for name in own if name in self.parts] for own in names]
+        return [[name for name in of_block if name in self.parts] for of_block in names]
 
 
 def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

@@ -104,17 +104,17 @@ def fit_rounded(
 
     chosen = ChosenWeights(model.wiring, parts, options)
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
-    for name, own, option in chosen.outside():
-        product = own.rounded(option)
+    for name, weight, option in chosen.outside():
+        product = weight.rounded(option)
         if model.wiring.is_embedding(name):
             tables.add({name: product.values().astype(np.float32)})
-        yield name, [own.packed(product.integers)]
+        yield name, [weight.packed(product.integers)]
 
     def start(k: int) -> RoundedBlock:
         products, biases = dict[str, RoundedProduct](), dict[str, Array]()
-        for name, own, option in chosen.of_block(k):
-            products[name] = own.rounded(option)
-            bias = own.bias_beside(products[name])
+        for name, weight, option in chosen.of_block(k):
+            products[name] = weight.rounded(option)
+            bias = weight.bias_beside(products[name])
             biases |= {} if bias is None else {name: bias}
         integers = {name: product.integers for name, product in products.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in products.items()}, biases)
@@ -128,8 +128,8 @@ def fit_rounded(
     yield from saved(files, fitted)
 
 
-def _packed(block: RoundedBlock, name: str, own: QuantizedWeight) -> FactoredMatrix:
-    return own.packed(block.rounded[name], block.biases.get(name))
+def _packed(block: RoundedBlock, name: str, weight: QuantizedWeight) -> FactoredMatrix:
+    return weight.packed(block.rounded[name], block.biases.get(name))
 
 
 def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> ModuleWeights:

@@ -64,7 +64,7 @@ class CalibrationFolder:
             hidden.replace(file)
             return
         stored = JsonFile("compress", file, "remove the folder to start anew").read()
-        other = next((name for name, own in origin.items() if stored.get(name) != own), None)
+        other = next((name for name, expected in origin.items() if stored.get(name) != expected), None)
         if other is not None:
             raise ArgumentError(
                 f"compress: folder (--folder) must belong to this model, text and choice of weights, got another "
@@ -93,7 +93,7 @@ class CalibrationFolder:
         """Return the saved statistics of a group for these keys."""
         tensors = read_header(self._of_group(group))[0]
         names = [{key: f"{part}.{key}" for key in keys if f"{part}.{key}" in tensors} for part in _PARTS]
-        return Statistics(*({key: tensors[name].read_stored() for key, name in own.items()} for own in names))
+        return Statistics(*({key: tensors[name].read_stored() for key, name in of_kind.items()} for of_kind in names))
 
     def finish(self) -> None:
         """Remove all but the statistics, when a run is done."""
@@ -174,7 +174,7 @@ class FittedFiles:
         options: Mapping[str, Sequence[int]],
         n_steps: int,
     ) -> None:
-        chosen = json.dumps([method, {name: list(map(int, own)) for name, own in options.items()}, n_steps])
+        chosen = json.dumps([method, {name: list(map(int, choice)) for name, choice in options.items()}, n_steps])
         self._streams, self._folder = streams, streams.folder
         self._attention, self._method = list(attention), method
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
@@ -193,11 +193,13 @@ class FittedFiles:
 
     def save(self, k: int, fitted: Fitted) -> None:
         """Save the weights of a block."""
-        named = [(name, [replace(matrix, module=name) for matrix in own]) for name, own in fitted]
+        named = [(name, [replace(matrix, module=name) for matrix in matrices]) for name, matrices in fitted]
         entries = [
-            entry._replace(name=f"{at}.{entry.name}") for at, (_, own) in enumerate(named) for entry in entries_of(own)
+            entry._replace(name=f"{at}.{entry.name}")
+            for at, (_, matrices) in enumerate(named)
+            for entry in entries_of(matrices)
         ]
-        stored = [matrix.describe() for _, own in named for matrix in own]
+        stored = [matrix.describe() for _, matrices in named for matrix in matrices]
         metadata = {_FIT: self._fit, _MATRICES: json.dumps({KEY: describe(stored, self._attention, self._method)})}
         write_digested(self._file(k), metadata, entries)
 
@@ -208,8 +210,8 @@ class FittedFiles:
         tensors, metadata = read_header(file)
         described = descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
         for at, name in enumerate(dict.fromkeys(description.module for description in described)):
-            own = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
-            yield name, read_matrices([description for description in described if description.module == name], own)
+            parts = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
+            yield name, read_matrices([description for description in described if description.module == name], parts)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"

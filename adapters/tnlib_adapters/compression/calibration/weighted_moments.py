@@ -107,8 +107,8 @@ class WeightedMoments:
             moments = reads[place.reads]
             n_rows = len(moments) - (place.projection is not None and place.projection.name != "o")  # without bias
             if place.reads not in inputs:
-                own = (observed[0][key][..., :n_rows] for _, observed in self._sample)
-                inputs[place.reads] = _whitened(own, moments[:n_rows, :n_rows])
+                of_place = (observed[0][key][..., :n_rows] for _, observed in self._sample)
+                inputs[place.reads] = _whitened(of_place, moments[:n_rows, :n_rows])
             outputs = _whitened((observed[1][key] for _, observed in self._sample), slopes[key])
             squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[place.reads], outputs, strict=True))
             scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)

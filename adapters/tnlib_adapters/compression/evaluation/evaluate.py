@@ -154,7 +154,7 @@ def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) 
 
     if not all(model.fits_in_memory for model in models):
         return None
-    batch = max(batches, key=lambda own: own.n_tokens)
+    batch = max(batches, key=lambda b: b.n_tokens)
     seconds = [float("inf")] * len(models)
     with torch.no_grad():
         for run in range(_RUNS + 1):
@@ -163,7 +163,7 @@ def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) 
                 model(batch).flatten()[:1].cpu()  # a device computes on after the call has returned
                 if run > 0:  # the first one allocates memory
                     seconds[k] = min(seconds[k], time.perf_counter() - started)
-    return [batch.n_tokens / own for own in seconds]
+    return [batch.n_tokens / s for s in seconds]
 
 
 def evaluate_running(
@@ -209,7 +209,7 @@ class Reference:
                 cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).cpu().numpy())
                 continue
             valid = batch.valid[:, 1:].cpu()
-            sums += [float(own[valid].sum()) for own in _losses(before.of_batch(b), after.of_batch(b), batch.ids)]
+            sums += [float(losses[valid].sum()) for losses in _losses(before.of_batch(b), after.of_batch(b), batch.ids)]
             n_predicted += int(valid.sum())
         progress("comparing outputs", len(batches), len(batches))
         n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)

@@ -85,9 +85,10 @@ def compare_attention(
 def _ranks(described: Sequence[Description], n_heads: int) -> list[tuple[int | None, int | None]]:
     """Return each query head's QK and OV rank if the factors are per head, else None."""
     ranks: dict[str, list[int | None]] = {"qk": [None] * n_heads, "vo": [None] * n_heads}
-    for own in described:
-        if own.ranks:
-            ranks[own.of] = [rank for rank in own.ranks for _ in range(n_heads // len(own.ranks))]
+    for description in described:
+        if description.ranks:
+            times = n_heads // len(description.ranks)
+            ranks[description.of] = [rank for rank in description.ranks for _ in range(times)]
     return list(zip(ranks["qk"], ranks["vo"], strict=True))
 
 
@@ -104,12 +105,12 @@ def _squared_errors(
 ) -> list[float]:
     """Return the squared relative error of every block of one layer's attention."""
     squares, n_shared = list[float](), sizes.group_size
-    for own in described:
-        if own.kind == "heads":
+    for description in described:
+        if description.kind == "heads":
             groups = [heads[start : start + n_shared] for start in range(0, sizes.n_heads, n_shared)]
-            squares += [_of_group(group, own.of) for group in groups]
+            squares += [_of_group(group, description.of) for group in groups]
         else:
-            squares.append(_of_weights(old.weights, new.weights, own.of))
+            squares.append(_of_weights(old.weights, new.weights, description.of))
     return squares
 
 
@@ -122,7 +123,7 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
     for module, described in plan.descriptions.items():
         if module in layers:
             continue
-        if not any(is_rewritten(own) for own in described):
+        if not any(is_rewritten(description) for description in described):
             squares += [0.0] * weight_of(before, module)
             continue
         # the compressed weight first: multiplied out in double precision, it takes the most memory

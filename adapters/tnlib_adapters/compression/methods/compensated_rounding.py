@@ -164,9 +164,9 @@ class _StepSizes:
     def steps(self, rows: slice, columns: slice) -> Array:
         """Return the step of every entry of a tile."""
         (axis,) = self.form.axes
-        own = [order[part] for order, part in zip(self.orders, (rows, columns), strict=True)]
-        own[axis] = own[axis] // self.form.group if self.scales.shape[axis] > 1 else np.zeros_like(own[axis])
-        return self.scales[np.ix_(*own)]
+        index = [order[part] for order, part in zip(self.orders, (rows, columns), strict=True)]
+        index[axis] = index[axis] // self.form.group if self.scales.shape[axis] > 1 else np.zeros_like(index[axis])
+        return self.scales[np.ix_(*index)]
 
 
 def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> Array:
@@ -248,23 +248,23 @@ def _round_tile(
     codes, errors, mixed = out
     p, q = weight.shape
     by_rows, by_columns = len(upper) == p and p > 1, len(lower) == q and q > 1
-    own, value, passed = np.empty(q, np.float32), np.empty(q, np.float32), np.empty((p, q), np.float32)
+    current, value, passed = np.empty(q, np.float32), np.empty(q, np.float32), np.empty((p, q), np.float32)
     for i in range(p - 1, -1, -1):
         for j in range(q):
-            own[j] = base[i, j]
+            current[j] = base[i, j]
         if by_rows:
             for k in range(i + 1, p):
                 factor = upper[i, k]
                 for j in range(q):
-                    own[j] += factor * passed[k, j]
+                    current[j] += factor * passed[k, j]
         for j in range(q):
-            value[j] = own[j] + shift[i, j]
+            value[j] = current[j] + shift[i, j]
         for j in range(q - 1, -1, -1):
             code = min(max(np.floor(value[j] / step[i, j] + centre + 0.5), low), high)
             rounded = step[i, j] * np.float32(code - centre)
             codes[i, j] = code
             errors[i, j] = passed[i, j] = weight[i, j] - rounded
-            rest = own[j] - rounded
+            rest = current[j] - rounded
             mixed[i, j] = rest
             if by_columns:
                 for k in range(j):

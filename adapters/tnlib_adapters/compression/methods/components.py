@@ -279,8 +279,8 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     v = root @ second
     first = root.T @ v / np.maximum((v**2).sum(0), np.finfo(np.float64).tiny)  # left = weight @ first
     losses = np.zeros(len(v))
-    for own, of_gradients in uses:
-        losses += _of_columns(first, own) * _of_columns(second, of_gradients)
+    for of_inputs, of_gradients in uses:
+        losses += _of_columns(first, of_inputs) * _of_columns(second, of_gradients)
     order = np.argsort(-losses, kind="stable")
     return Components(found.left[:, order], found.right[order], losses[order])
 

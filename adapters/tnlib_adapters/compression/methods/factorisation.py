@@ -290,9 +290,9 @@ class Factorisation:
         options = dict(zip(self.parts, self.by_part(choice), strict=True))
         matrices = StoredMatrices(self.workspace)
 
-        def keep(module: str, own: list[FactoredMatrix]) -> tuple[str, int]:
-            matrices.add(module, [replace(matrix, module=module) for matrix in own])
-            return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in own)
+        def keep(module: str, of_module: list[FactoredMatrix]) -> tuple[str, int]:
+            matrices.add(module, [replace(matrix, module=module) for matrix in of_module])
+            return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in of_module)
 
         # a name for the factors would keep them in memory while the next block is fitted
         numbers = dict(starmap(keep, self._chosen(options, progress) if self.fit is None else self.fit(options)))

@@ -48,11 +48,11 @@ class ModuleWeights:
     @property
     def curves(self) -> list[Curve]:
         """Curve of every weight."""
-        return [own.curve for own in self.weights.values()]
+        return [weight.curve for weight in self.weights.values()]
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the weights at one option each."""
-        return [own.at(option) for own, option in zip(self.weights.values(), choice, strict=True)]
+        return [weight.at(option) for weight, option in zip(self.weights.values(), choice, strict=True)]
 
 
 class FactorisedWeight:

@@ -170,14 +170,14 @@ def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
     if isinstance(value, _InFile):
         return value.read()
     if isinstance(value, (dict, MappingProxyType)):
-        return {key: _mapped(own, of_array) for key, own in value.items()}
+        return {key: _mapped(item, of_array) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        own = [_mapped(item, of_array) for item in value]
-        return type(value)(*own) if hasattr(value, "_fields") else type(value)(own)
+        items = [_mapped(item, of_array) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if callable(value) or not hasattr(value, "__dict__"):
         return value
     new = copy.copy(value)
-    vars(new).update({name: _mapped(own, of_array) for name, own in vars(value).items()})
+    vars(new).update({name: _mapped(item, of_array) for name, item in vars(value).items()})
     return new
 
 
@@ -246,8 +246,8 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
         if isinstance(matrices, StoredMatrices):
             return matrices
         stored = cls(Workspace())
-        stored.descriptions = {module: [matrix.describe() for matrix in own] for module, own in matrices.items()}
-        stored._in_memory = {module: list(own) for module, own in matrices.items()}
+        stored.descriptions = {module: [matrix.describe() for matrix in stack] for module, stack in matrices.items()}
+        stored._in_memory = {module: list(stack) for module, stack in matrices.items()}
         return stored
 
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:

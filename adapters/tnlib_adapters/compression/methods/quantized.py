@@ -169,8 +169,8 @@ class QuantizedWeight:
             candidates += self._factored()
         options = list[Option]()
         for option in sorted(candidates, key=lambda option: (option.cost, option.loss, option.numbers)):
-            undercut = (own for own in options if own.loss <= option.loss)
-            if not any(own.numbers <= option.numbers or not self._forms.fewer_numbers for own in undercut):
+            undercut = (other for other in options if other.loss <= option.loss)
+            if not any(other.numbers <= option.numbers or not self._forms.fewer_numbers for other in undercut):
                 options.append(option)
         return options
 

@@ -146,13 +146,13 @@ def _rounded(report: Report) -> list[str]:
         return []
     rows = [
         [
-            f"{own.module}, {own.of}" if own.of else own.module,
-            str(own.bits),
-            str(own.rank or ""),
-            str(own.group or ""),
-            f"{own.n_bytes / 1e3:,.1f}",
+            f"{weight.module}, {weight.of}" if weight.of else weight.module,
+            str(weight.bits),
+            str(weight.rank or ""),
+            str(weight.group or ""),
+            f"{weight.n_bytes / 1e3:,.1f}",
         ]
-        for own in report.rounded
+        for weight in report.rounded
     ]
     return [
         "<h2>Bits of every weight</h2>",

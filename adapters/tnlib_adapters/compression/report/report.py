@@ -228,7 +228,7 @@ def _sizes(report: Report) -> list[Line]:
     if report.layout == "dense" and not report.is_rounded:
         lines.insert(1, ("parameters in the factors", "", f"{report.n_after:,}"))
     if report.rounded:
-        counts = Counter((own.rank is None, own.bits) for own in report.rounded)
+        counts = Counter((weight.rank is None, weight.bits) for weight in report.rounded)
         forms = [
             f"{n} {'in' if is_whole else 'as factors in'} {bits} bits" for (is_whole, bits), n in sorted(counts.items())
         ]
