@@ -31,7 +31,7 @@ from tnlib_adapters.compression.methods.other_matrices import names_of, read_wei
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, input_of, open_running
-from tnlib_adapters.instrument.weight_inputs import Places, find_places
+from tnlib_adapters.instrument.weight_inputs import WeightUses, find_uses
 
 from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts
@@ -59,20 +59,20 @@ METHODS = (*BASELINES, TNLIB)
 NO_TEXT = ("nearest", "nearest, symmetric")
 
 
-def _inputs(model: RunningModel, batch: Batch, places: Places) -> dict[str, Array]:
+def _inputs(model: RunningModel, batch: Batch, uses: WeightUses) -> dict[str, Array]:
     """Return the inputs (tokens, width) of the weights by key; a last entry 1 multiplies the bias of q, k and v."""
     import torch
 
     inputs: dict[str, torch.Tensor] = {}
-    own = {place.reads: place for place in places.values() if not place.is_table}
+    own = {use.reads: use for use in uses.values() if not use.is_table}
     with contextlib.ExitStack() as hooks, torch.no_grad():
-        for key, place in own.items():
-            hooks.enter_context(input_of(place.module, inputs, key))
+        for key, use in own.items():
+            hooks.enter_context(input_of(use.module, inputs, key))
         model(batch)
     arrays = dict[str, Array]()
-    for key, place in own.items():
+    for key, use in own.items():
         x = inputs[key].reshape(*batch.ids.shape, -1)[batch.valid].double().numpy()
-        with_bias = place.projection is not None and place.projection.name != "o"
+        with_bias = use.projection is not None and use.projection.name != "o"
         arrays[key] = np.pad(x, ((0, 0), (0, 1)), constant_values=1.0) if with_bias else x
     return arrays
 
@@ -99,11 +99,11 @@ class Subject:
         """Return the weights with the statistics of a calibration text."""
         model = self._original
         batches = sample_batches(model.batches(text), _TOKENS)
-        places = find_places(model, self._names)
-        collected = collect(model, places, batches)
+        uses = find_uses(model, self._names)
+        collected = collect(model, uses, batches)
         sums, squares = dict[str, Array](), dict[str, Array]()
         for batch in batches:
-            for key, x in _inputs(model, batch, places).items():
+            for key, x in _inputs(model, batch, uses).items():
                 sums[key] = sums.get(key, 0) + np.abs(x).sum(0)
                 squares[key] = squares.get(key, 0) + x.T @ x
         n_tokens = sum(batch.n_tokens for batch in batches)

@@ -31,7 +31,7 @@ from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.running_model import open_running
-from tnlib_adapters.instrument.weight_inputs import find_places
+from tnlib_adapters.instrument.weight_inputs import find_uses
 from tnlib_adapters.transforms import gauge_choice
 
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text
@@ -138,9 +138,9 @@ def expected() -> None:
         raise SystemExit("gauge_steps: SmolLM2 is not there; run python -m benchmarks.smollm2.")
     checkpoint = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
     model = open_running(checkpoint, max_tokens=WINDOW)
-    places = find_places(model, names_of(checkpoint, "mlp", with_text=True))
+    uses = find_uses(model, names_of(checkpoint, "mlp", with_text=True))
     text = text_of_language_models(AutoTokenizer.from_pretrained(source))
-    statistics = collect(model, places, sample_batches(model.batches(text), TOKENS))
+    statistics = collect(model, uses, sample_batches(model.batches(text), TOKENS))
     rotation = gauge_choice.incoherent_rotation(checkpoint.sizes.d_model, np.random.default_rng(0))
     trained = [Layer.of(checkpoint, k, statistics) for k in LAYERS]
     rotated = [layer.rotated(rotation) for layer in trained]

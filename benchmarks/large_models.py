@@ -179,14 +179,14 @@ def compressed(source: str, out: str, arguments: str) -> None:
 def forward_pass(source: str, text: str) -> None:
     """Print the seconds of a forward pass over the calibration part of a text, block by block, and of the processor."""
     from tnlib_adapters.compression.text import hold_out
-    from tnlib_adapters.instrument.block_passes import Frame, Streams, forward
+    from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
     from tnlib_adapters.instrument.running_model import open_running
 
     model = open_running(source)
     batches = model.batches(hold_out(model.sequences([Path(text).read_text(encoding="utf-8")]))[0])
     with tempfile.TemporaryDirectory() as folder:
         started, processor = time.perf_counter(), time.process_time()
-        forward(Frame(model), Streams(Path(folder), batches, model.sizes.d_model))
+        forward(OuterLayers(model), Streams(Path(folder), batches, model.sizes.d_model))
         print(json.dumps([time.perf_counter() - started, time.process_time() - processor]))
 
 

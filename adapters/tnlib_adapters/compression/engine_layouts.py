@@ -101,11 +101,11 @@ def check_engine(layout: str, checkpoint: Checkpoint) -> None:
             "'compressed-tensors' or 'factored'."
         )
     for layer in wiring.layers:
-        for held, linear in layer.attention.projections.items():
-            if len(held) > 1 or linear.stored != "out_in":
+        for letters, linear in layer.attention.projections.items():
+            if len(letters) > 1 or linear.stored != "out_in":
                 raise ArgumentError(
                     f"compress: layout {layout!r} needs queries, keys and values in linear layers of their own, got "
-                    f"{linear.name!r} of a {wiring.model_type} for {', '.join(held)}; pass layout 'factored' or "
+                    f"{linear.name!r} of a {wiring.model_type} for {', '.join(letters)}; pass layout 'factored' or "
                     "'dense'."
                 )
         both = next((m for m in layer.feed_forward_layers if m.gate is not None and m.gate == m.up), None)

@@ -191,7 +191,7 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
     from tnlib_adapters.instrument.block_timing import time_block
     from tnlib_adapters.instrument.layer_fit import LATER, n_held_out
-    from tnlib_adapters.instrument.weight_inputs import find_places
+    from tnlib_adapters.instrument.weight_inputs import find_uses
 
     checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
     by_block = replace(limits, weights=0)  # of which one is read
@@ -200,8 +200,8 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
     names = names_of(checkpoint, request.what, with_text=True)
-    places = find_places(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
-    seconds = time_block(model, places, _timed_block(checkpoint, request), batches[len(batches) // 2])
+    uses = find_uses(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
+    seconds = time_block(model, uses, _timed_block(checkpoint, request), batches[len(batches) // 2])
     observed = _count(sample_batches(batches, request.tokens // 2))
     total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
     total += observed * (n_blocks * seconds.probe + seconds.output)

@@ -234,9 +234,9 @@ def replaced_names(checkpoint: Checkpoint, module: str, described: Sequence[Desc
     weights = {name for description in described for name in description.of}
     biases = {name for description in described for name in description.held_biases(checkpoint.sizes.d_model)}
     names = []
-    for held, linear in attention.projections.items():
-        names += [linear.weight] if set(held) <= weights else []
-        names += [f"{linear.module}.bias"] if set(held) <= biases else []
+    for letters, linear in attention.projections.items():
+        names += [linear.weight] if set(letters) <= weights else []
+        names += [f"{linear.module}.bias"] if set(letters) <= biases else []
     return names
 
 

@@ -101,7 +101,7 @@ def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
     if not name:
         return _one_weight(matrix, rows_and_bias)
     n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-    biases = {held: np.zeros(n_out(sizes, held)) for held in matrix.biases}
+    biases = {letters: np.zeros(n_out(sizes, letters)) for letters in matrix.biases}
     biases |= {name: rows_and_bias[n_in]} if len(rows_and_bias) > n_in else {}
     return Projections({name: rows_and_bias[:n_in]}, biases | _own_bias(matrix))
 

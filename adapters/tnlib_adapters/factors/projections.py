@@ -77,8 +77,8 @@ class Products:
     def each(self, function: Callable[..., Any], *others: Products) -> Products:
         """Apply a function to every matrix and the output bias, with those of `others` as further arguments."""
         factors = {
-            name: tuple(map(function, held, *(other.factors[name] for other in others)))
-            for name, held in self.factors.items()
+            name: tuple(map(function, factors, *(other.factors[name] for other in others)))
+            for name, factors in self.factors.items()
         }
         bias = (
             None if self.output_bias is None else function(self.output_bias, *(other.output_bias for other in others))
@@ -103,7 +103,7 @@ def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None)
     """
     for k, layer in enumerate(wiring.layers):
         held_by = layer.attention.projections
-        absent = [linear.weight for held, linear in held_by.items() if factored and set(held) <= set(factored[k])]
+        absent = [linear.weight for letters, linear in held_by.items() if factored and set(letters) <= set(factored[k])]
         for name, shape in stored_shapes(layer.attention).items():
             if name not in absent:
                 expect(folder, name, shape)
@@ -113,8 +113,8 @@ def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
     """Return the expected shapes of the attention tensors of one layer, by name."""
     sizes = attention.sizes
     shapes: dict[str, tuple[int, ...]] = {}
-    for held, linear in attention.projections.items():
-        shape = (n_out(sizes, held), sizes.widths["o"] if held == "o" else sizes.d_model)
+    for letters, linear in attention.projections.items():
+        shape = (n_out(sizes, letters), sizes.widths["o"] if letters == "o" else sizes.d_model)
         shapes[linear.weight] = shape if linear.stored == "out_in" else shape[::-1]
         shapes |= {linear.bias: shape[:1]} if linear.bias else {}
     if attention.relative_bias is not None:
@@ -123,9 +123,9 @@ def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
     return shapes | {norm.weight: (sizes.d_head,) for norm in attention.head_norms}
 
 
-def n_out(sizes: Sizes, held: str) -> int:
+def n_out(sizes: Sizes, letters: str) -> int:
     """Return the output width of a module with these projections."""
-    return sizes.d_model if held == "o" else sum(sizes.widths[name] for name in held)
+    return sizes.d_model if letters == "o" else sum(sizes.widths[name] for name in letters)
 
 
 def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
@@ -151,12 +151,12 @@ def take_apart(attention: AttentionWiring, get: Callable[[str], Array | None]) -
     """Build the projections of a layer from its tensors; `get` returns None for a name that does not exist."""
     weights = multiply_out(attention.latent, attention.sizes, get) if attention.latent else {}
     biases: dict[str, Array] = {}
-    for held, linear in attention.projections.items():
+    for letters, linear in attention.projections.items():
         weight, bias = get(linear.weight), get(linear.bias) if linear.bias else None
         if weight is not None:
-            weights |= _split(attention, held, linear.on_rows(weight))
+            weights |= _split(attention, letters, linear.on_rows(weight))
         if bias is not None:
-            biases |= _split(attention, held, bias)
+            biases |= _split(attention, letters, bias)
     return Projections(weights, biases)
 
 
@@ -171,23 +171,23 @@ def join_modules(
 ) -> dict[str, Any]:
     """Return the tensors of a layer, views if possible, in the library of `concatenate`."""
     tensors: dict[str, Any] = {}
-    for held, linear in attention.projections.items():
-        weight = _join(attention, [projections.weights[name] for name in held], concatenate)  # in out
+    for letters, linear in attention.projections.items():
+        weight = _join(attention, [projections.weights[name] for name in letters], concatenate)  # in out
         tensors[linear.weight] = linear.on_rows(weight)  # transposed again
-        if all(name in projections.biases for name in held):
-            bias = _join(attention, [projections.biases[name] for name in held], concatenate)
+        if all(name in projections.biases for name in letters):
+            bias = _join(attention, [projections.biases[name] for name in letters], concatenate)
             tensors[f"{linear.module}.bias"] = bias
     return tensors
 
 
-def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int) -> slice:
+def columns_of_head(attention: AttentionWiring, letters: str, name: str, head: int) -> slice:
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
     group = sizes.group_size
     number, within = (head, head % group) if name in "qo" else (head // group, 0)
     width = sizes.of_head(name)
-    if len(held) == 1 or attention.fused == "blocks":
-        before = sum(sizes.widths[other] for other in held[: held.index(name)])
+    if len(letters) == 1 or attention.fused == "blocks":
+        before = sum(sizes.widths[other] for other in letters[: letters.index(name)])
         begin = before + number * width
     else:
         in_group = {"q": within, "k": group, "v": group + 1}[name]
@@ -195,14 +195,14 @@ def columns_of_head(attention: AttentionWiring, held: str, name: str, head: int)
     return slice(begin, begin + width)
 
 
-def _split(attention: AttentionWiring, held: str, fused: Array) -> dict[str, Array]:
+def _split(attention: AttentionWiring, letters: str, fused: Array) -> dict[str, Array]:
     """Split a fused weight or bias into projections along its last axis."""
     sizes = attention.sizes
-    if len(held) == 1:
-        return {held: fused}
+    if len(letters) == 1:
+        return {letters: fused}
     if attention.fused == "blocks":
-        ends = np.cumsum([sizes.widths[name] for name in held])[:-1]
-        return dict(zip(held, np.split(fused, ends, axis=-1), strict=True))
+        ends = np.cumsum([sizes.widths[name] for name in letters])[:-1]
+        return dict(zip(letters, np.split(fused, ends, axis=-1), strict=True))
     shape = (*fused.shape[:-1], sizes.kv_heads, -1, sizes.d_head)
     by_group = fused.reshape(shape)  # ... kv (queries of the group, its key, its value) dh
     parts = (by_group[..., :-2, :], by_group[..., -2, :], by_group[..., -1, :])

@@ -79,7 +79,7 @@ class _Entered(Exception):
     """Raised at the last block, whose output is not needed."""
 
 
-class Frame:
+class OuterLayers:
     """Computations of a model before and after its blocks, with the weights of at most one block in memory."""
 
     def __init__(self, model: RunningModel) -> None:
@@ -166,32 +166,32 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
 
 
 def forward(
-    frame: Frame, streams: Streams, step: Callable[[int, int], None] = lambda _block, _batch: None
+    outer: OuterLayers, streams: Streams, step: Callable[[int, int], None] = lambda _block, _batch: None
 ) -> list[list[Call]]:
     """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
 
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
     called with the indices of the block and of the batch, before each.
     """
-    calls = enter(frame, streams)
+    calls = enter(outer, streams)
     with torch.no_grad():
-        for k in range(len(frame.model.layers)):
+        for k in range(len(outer.model.layers)):
             if streams.has(f"stream-{k + 1}"):
                 continue
             for b in range(len(streams.batches)):
                 step(k, b)
-                x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
+                x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
                 streams.write(f"stream-{k + 1}", b, x)
             streams.finish(f"stream-{k + 1}")
     return calls
 
 
-def enter(frame: Frame, streams: Streams) -> list[list[Call]]:
+def enter(outer: OuterLayers, streams: Streams) -> list[list[Call]]:
     """Store the input of the first block, "stream-0"; return the further arguments of every block by batch."""
     calls, known, is_stored = [], dict[Any, Tensor](), streams.has("stream-0")
     with torch.no_grad():
         for b, batch in enumerate(streams.batches):
-            x, of_batch = frame.enter(batch)
+            x, of_batch = outer.enter(batch)
             if not is_stored:
                 streams.write("stream-0", b, x)
             calls.append(_shared(of_batch, known, {}))
@@ -217,16 +217,16 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
     return value
 
 
-def run_blocks(frame: Frame, streams: Streams) -> Iterator[tuple[int, int]]:
+def run_blocks(outer: OuterLayers, streams: Streams) -> Iterator[tuple[int, int]]:
     """Run all batches through every block, first to last, and yield the indices of block and batch after each.
 
     Only the output of the last of n blocks is left in the end, "stream-n".
     """
-    calls = enter(frame, streams)
-    for k in range(len(frame.model.layers)):
+    calls = enter(outer, streams)
+    for k in range(len(outer.model.layers)):
         for b in range(len(streams.batches)):
             with torch.no_grad():
-                x = run_block(frame.model, k, streams.read(f"stream-{k}", b), calls[b][k])
+                x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
             streams.write(f"stream-{k + 1}", b, x)
             yield k, b
         streams.finish(f"stream-{k + 1}")
@@ -240,15 +240,15 @@ class Outputs:
     """
 
     def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:
-        self._frame, self._streams = Frame(model), Streams.temporary(batches, model.sizes.d_model)
+        self._outer, self._streams = OuterLayers(model), Streams.temporary(batches, model.sizes.d_model)
         total = len(model.layers) * len(batches)
         progress(0, total)
-        for done, _ in enumerate(run_blocks(self._frame, self._streams), 1):
+        for done, _ in enumerate(run_blocks(self._outer, self._streams), 1):
             progress(done, total)
         model.drop()
 
     def of_batch(self, b: int) -> Tensor:
         """Return the output for the b-th batch, as the model does."""
         with torch.no_grad():
-            last = self._streams.read(f"stream-{len(self._frame.model.layers)}", b)
-            return self._frame.leave(last, self._streams.batches[b])
+            last = self._streams.read(f"stream-{len(self._outer.model.layers)}", b)
+            return self._outer.leave(last, self._streams.batches[b])

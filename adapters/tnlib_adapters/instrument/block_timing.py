@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tnlib_adapters.instrument.block import Block
-from tnlib_adapters.instrument.block_passes import Frame, run_block
+from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import OUTSIDE
-from tnlib_adapters.instrument.weight_inputs import Places, observe_block, observe_output, of_group
+from tnlib_adapters.instrument.weight_inputs import WeightUses, observe_block, observe_output, of_group
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class BlockTimes:
     forward
         Of a forward pass of the block.
     probe
-        Of a forward pass, a backward pass to the outputs of all places, and second moments of inputs and gradients.
+        Of a forward pass, a backward pass to the outputs of all uses, and second moments of inputs and gradients.
     step
         Of a step of the fit: a forward pass, a backward pass to the compressed weights, and a step of Adam.
     output
@@ -38,14 +38,14 @@ class BlockTimes:
     output: float
 
 
-def time_block(model: RunningModel, places: Places, k: int, batch: Batch) -> BlockTimes:
-    """Return the seconds of the k-th block and of the output on a batch; `places` are the weights to compress."""
-    frame, block, of_block = Frame(model), Block(model, k), of_group(places, k)
+def time_block(model: RunningModel, uses: WeightUses, k: int, batch: Batch) -> BlockTimes:
+    """Return the seconds of the k-th block and of the output on a batch; `uses` are the weights to compress."""
+    outer, block, of_block = OuterLayers(model), Block(model, k), of_group(uses, k)
     with torch.no_grad():
-        x, calls = frame.enter(batch)
+        x, calls = outer.enter(batch)
     gradient, generator = torch.randn_like(x), torch.Generator().manual_seed(0)
     model.load(k)
-    compressed = {id(p) for place in of_block.values() for p in place.module.parameters() if p.ndim > 1}
+    compressed = {id(p) for use in of_block.values() for p in use.module.parameters() if p.ndim > 1}
     parameters = {name: p for name, p in block.layer.block.named_parameters() if id(p) in compressed}
     weights = {name: p.detach().float().clone().requires_grad_() for name, p in parameters.items()}
     optimiser = torch.optim.Adam(weights.values())
@@ -68,7 +68,7 @@ def time_block(model: RunningModel, places: Places, k: int, batch: Batch) -> Blo
         return loss
 
     def output() -> Tensor:
-        return observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)[2]
+        return observe_output(outer, x, batch, of_group(uses, OUTSIDE), generator)[2]
 
     n_tokens = batch.ids.numel()
     return BlockTimes(*(_seconds(call) / n_tokens for call in (forward, probe, step, output)))

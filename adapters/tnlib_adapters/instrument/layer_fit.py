@@ -30,7 +30,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor, in_double_precision
-from tnlib_adapters.instrument.block_passes import Call, Frame, Streams, forward, run_block
+from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
 from tnlib_adapters.instrument.stored_weights import Group
 
@@ -64,10 +64,10 @@ class FitStreams:
         count = n_held_out(len(self.batches))
         self.held_out = range(count)
         self.fitted = range(count if count < len(self.batches) else 0, len(self.batches))
-        self._original = self._truncated = Frame(model)
+        self._original = self._truncated = OuterLayers(model)
         self.calls = forward(self._original, streams)
         if tables:
-            self._truncated = Frame(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
+            self._truncated = OuterLayers(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
         if not first:
             self._enter_truncated()
             self._truncated.model.drop()
@@ -139,10 +139,10 @@ class FitStreams:
         predicts, before = self._original.model.predicts, self._output(self._original, original, b)
         return [_distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
 
-    def _output(self, frame: Frame, x: Tensor, b: int) -> Tensor:
+    def _output(self, outer: OuterLayers, x: Tensor, b: int) -> Tensor:
         """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
-        out = frame.leave(x, self.batches[b])
-        return out[self.valid(b)].log_softmax(-1) if frame.model.predicts else out
+        out = outer.leave(x, self.batches[b])
+        return out[self.valid(b)].log_softmax(-1) if outer.model.predicts else out
 
 
 def n_held_out(n_batches: int) -> int:

@@ -130,8 +130,8 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     """Return the weights and biases after one step of Adam on every batch of `order`."""
     device = block.model.device
     grids = {
-        name: [_Grid.around(*pair, device) for pair in zip(held, start.originals[name], strict=True)]
-        for name, held in start.rounded.items()
+        name: [_Grid.around(*pair, device) for pair in zip(integers, start.originals[name], strict=True)]
+        for name, integers in start.rounded.items()
     }
     biases = {name: as_tensor(bias, device) for name, bias in start.biases.items()}
     sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
@@ -146,12 +146,12 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
 
     def parameters() -> dict[str, Tensor]:
         values = {
-            name: weight_of_parts([grid.values(move) for grid, move in zip(held, moves[name], strict=True)])
-            for name, held in grids.items()
+            name: weight_of_parts([grid.values(move) for grid, move in zip(of_weight, moves[name], strict=True)])
+            for name, of_weight in grids.items()
         }
         return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
 
-    all_moves = [move for held in moves.values() for move in held]
+    all_moves = [move for of_weight in moves.values() for move in of_weight]
     groups: list[Any] = [
         {"params": [move[0] for move in all_moves], "lr": _RATE},
         {"params": [move[1] for move in all_moves], "lr": _SCALE_RATE},
@@ -160,16 +160,16 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
     moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
     rounded = {
-        name: tuple(grid.integers(move) for grid, move in zip(held, moves[name], strict=True))
-        for name, held in grids.items()
+        name: tuple(grid.integers(move) for grid, move in zip(of_weight, moves[name], strict=True))
+        for name, of_weight in grids.items()
     }
     return RoundedBlock(rounded, start.originals, moved)
 
 
 def _parameters(block: Block, candidate: RoundedBlock) -> dict[str, Tensor]:
     values = {
-        name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in held])
-        for name, held in candidate.rounded.items()
+        name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in parts])
+        for name, parts in candidate.rounded.items()
     }
     biases = {name: as_tensor(bias, block.model.device) for name, bias in candidate.biases.items()}
     return _of_weights(block, values, biases)

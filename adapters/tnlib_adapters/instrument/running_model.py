@@ -287,10 +287,10 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
     sizes, modules, layers = wiring.sizes, dict(model.named_modules()), []
     for layer in wiring.layers:
         projections = {}
-        for held, linear in layer.attention.projections.items():
-            for name in held:
+        for letters, linear in layer.attention.projections.items():
+            for name in letters:
                 heads = range(0, sizes.n_heads, 1 if name in "qo" else sizes.group_size)
-                slices = [columns_of_head(layer.attention, held, name, head) for head in heads]
+                slices = [columns_of_head(layer.attention, letters, name, head) for head in heads]
                 columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
         layers.append(RunningLayer(modules[layer.module], projections))

@@ -293,7 +293,7 @@ class StoredWeights:
         self._names: dict[int, list[str]] = {group: [] for group in range(OUTSIDE, len(blocks))}
         self._empty = {**dict(model.named_parameters()), **_persistent_buffers(model, source.stored)}
         self._same = {
-            name: [other for other, held in model.named_parameters(remove_duplicate=False) if held is value]
+            name: [other for other, parameter in model.named_parameters(remove_duplicate=False) if parameter is value]
             for name, value in model.named_parameters()
         }
         for name in self._empty.keys() & source.stored.keys():
@@ -325,9 +325,9 @@ class StoredWeights:
         """
         if group in self._loaded:
             return
-        held = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda k: k != OUTSIDE)
-        while held and sum(self.n_bytes[k] for k in (*held, group)) > self.max_bytes // 2:
-            self._drop(held.pop(0))
+        loaded = [] if self.fit_in_memory or group == OUTSIDE else sorted(self._loaded, key=lambda k: k != OUTSIDE)
+        while loaded and sum(self.n_bytes[k] for k in (*loaded, group)) > self.max_bytes // 2:
+            self._drop(loaded.pop(0))
         self._put(self.read(group))
         self._loaded[group] = None
 
@@ -400,11 +400,11 @@ class StoredWeights:
         for name, value in values.items():
             is_buffer = name not in self._same
             placed = value if value.is_meta else self.placement.place(value)
-            held = (
+            parameter = (
                 placed if is_buffer or isinstance(placed, nn.Parameter) else nn.Parameter(placed, requires_grad=False)
             )
             for alias in self._same.get(name, [name]):
-                _set(self._model, alias, held)
+                _set(self._model, alias, parameter)
 
 
 def _on_host(values: Group) -> Group:

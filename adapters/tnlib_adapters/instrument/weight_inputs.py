@@ -2,7 +2,7 @@
 
 The key of a weight is its layer and name for a projection, "3.q", and the module name outside the attention. Inputs
 have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y". A table of
-embeddings that also makes the predictions has two places, one for each use: its module name, and `Wiring.tied_key`.
+embeddings that also makes the predictions has two uses: its module name, and `Wiring.tied_key`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib_adapters.factors.projections import NAMES
-from tnlib_adapters.instrument.block_passes import Call, Frame, run_block
+from tnlib_adapters.instrument.block_passes import Call, OuterLayers, run_block
 from tnlib_adapters.instrument.running_model import (
     Batch,
     Projection,
@@ -30,7 +30,7 @@ from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightUse:
     """A weight of a running model, in one of its uses."""
 
     module: nn.Module  # computes with it
@@ -46,17 +46,17 @@ class Place:
         return isinstance(self.module, nn.Embedding)
 
 
-Places = Mapping[str, Place]
+WeightUses = Mapping[str, WeightUse]
 
 
-def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: bool = True) -> Places:
-    """Return places by key: the projections of every layer if `attention`, and these modules."""
-    places = {}
+def find_uses(model: RunningModel, modules: Sequence[str] = (), *, attention: bool = True) -> WeightUses:
+    """Return uses by key: the projections of every layer if `attention`, and these modules."""
+    uses = {}
     for k, layer in enumerate(model.layers if attention else ()):
         for name in NAMES:
             projection = layer.projections[name]
             reads = f"{k}.{'y' if name == 'o' else 'x'}"
-            places[f"{k}.{name}"] = Place(projection.module, reads, projection, group=k)
+            uses[f"{k}.{name}"] = WeightUse(projection.module, reads, projection, group=k)
     wiring = model.wiring
     blocks = {
         matrix.name: k
@@ -66,109 +66,111 @@ def find_places(model: RunningModel, modules: Sequence[str] = (), *, attention: 
     for name in modules:
         module, group = find_matrix(model, name), blocks.get(name, OUTSIDE)
         if not wiring.is_embedding(name):
-            places[name] = Place(module, name, predicts=wiring.is_unembedding(name), group=group)
+            uses[name] = WeightUse(module, name, predicts=wiring.is_unembedding(name), group=group)
             continue
         # only a module of another class scales what it looks up; other versions of transformers do so elsewhere
-        places[name] = Place(module, name, scale=1.0 if type(module) is nn.Embedding else wiring.embedding.scale)
+        uses[name] = WeightUse(module, name, scale=1.0 if type(module) is nn.Embedding else wiring.embedding.scale)
         if wiring.tied_key is not None:
-            places[wiring.tied_key] = Place(model.model.get_output_embeddings(), wiring.tied_key, predicts=True)
-    return places
+            uses[wiring.tied_key] = WeightUse(model.model.get_output_embeddings(), wiring.tied_key, predicts=True)
+    return uses
 
 
 Observed = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]  # inputs, gradients at outputs, gradient at the stream
 
 
-def of_group(places: Places, group: int) -> dict[str, Place]:
-    """Return the places in one block, or outside the blocks."""
-    return {key: place for key, place in places.items() if place.group == group}
+def of_group(uses: WeightUses, group: int) -> dict[str, WeightUse]:
+    """Return the uses in one block, or outside the blocks."""
+    return {key: use for key, use in uses.items() if use.group == group}
 
 
 def observe_block(
-    model: RunningModel, k: int, x: Tensor, call: Call, batch: Batch, places: Places, gradient: Tensor
+    model: RunningModel, k: int, x: Tensor, call: Call, batch: Batch, uses: WeightUses, gradient: Tensor
 ) -> Observed:
     """Run the k-th block on the stream x; return inputs, gradients at outputs, and the gradient at x.
 
-    `places` are those in this block, `gradient` that of the probe at its output, (texts, tokens, d_model) as x.
+    `uses` are those in this block, `gradient` that of the probe at its output, (texts, tokens, d_model) as x.
     """
     wrote: dict[str, Tensor] = {}
-    with _keeping_reads(places) as reads, _keeping_writes(places, wrote), torch.enable_grad():
+    with _keeping_reads(uses) as reads, _keeping_writes(uses, wrote), torch.enable_grad():
         leaf = x.detach().to(model.dtype).requires_grad_()
         out = run_block(model, k, leaf, call)
-        slopes, at_stream = _slopes(out, gradient, places, wrote, leaf, batch)
-    return _reads(reads, places, batch), slopes, at_stream
+        slopes, at_stream = _slopes(out, gradient, uses, wrote, leaf, batch)
+    return _reads(reads, uses, batch), slopes, at_stream
 
 
-def observe_output(frame: Frame, x: Tensor, batch: Batch, places: Places, generator: torch.Generator) -> Observed:
+def observe_output(
+    outer: OuterLayers, x: Tensor, batch: Batch, uses: WeightUses, generator: torch.Generator
+) -> Observed:
     """Draw a probe of the output for the output x of the last block; return as `observe_block`, of unembeddings."""
-    heads = {key: place for key, place in places.items() if place.predicts}
+    heads = {key: use for key, use in uses.items() if use.predicts}
     wrote: dict[str, Tensor] = {}
     with _keeping_reads(heads) as reads, _keeping_writes(heads, wrote), torch.enable_grad():
         leaf = x.detach().requires_grad_()
-        out = frame.leave(leaf, batch)
-        slope = draw_probe(frame.model, out, batch, generator)
+        out = outer.leave(leaf, batch)
+        slope = draw_probe(outer.model, out, batch, generator)
         slopes, at_stream = _slopes(out, slope, heads, wrote, leaf, batch)
     return _reads(reads, heads, batch), slopes, at_stream
 
 
 def observe_input(
-    frame: Frame, batch: Batch, places: Places, gradient: Tensor
+    outer: OuterLayers, batch: Batch, uses: WeightUses, gradient: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return inputs of tables, and gradients at their outputs, for the gradient at the input of the first block."""
-    tables = {key: place for key, place in places.items() if place.is_table}
+    tables = {key: use for key, use in uses.items() if use.is_table}
     if not tables:
         return {}, {}
     wrote: dict[str, Tensor] = {}
     with _keeping_reads(tables) as reads, ExitStack() as hooks, torch.enable_grad():
-        for place in tables.values():
-            hooks.enter_context(_leaf_at(place.module))
+        for use in tables.values():
+            hooks.enter_context(_leaf_at(use.module))
         hooks.enter_context(_keeping_writes(tables, wrote))
-        x, _ = frame.enter(batch)
+        x, _ = outer.enter(batch)
         slopes, _ = _slopes(x, gradient, tables, wrote, None, batch)
     return _reads(reads, tables, batch), slopes
 
 
 def _slopes(
-    out: Tensor, gradient: Tensor, places: Places, wrote: Mapping[str, Tensor], leaf: Tensor | None, batch: Batch
+    out: Tensor, gradient: Tensor, uses: WeightUses, wrote: Mapping[str, Tensor], leaf: Tensor | None, batch: Batch
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the gradients at what places wrote, and at the leaf."""
+    """Return the gradients at the outputs of the uses, and at the leaf."""
     tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
     grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient.to(out)), strict=True))
     slopes = {}
-    for key, place in places.items():
+    for key, use in uses.items():
         grad = grads[id(wrote[key])]
-        grad = grad if place.projection is None else place.projection.written(grad)
-        slopes[key] = _valid(grad if place.scale == 1 else place.scale * grad, batch)
+        grad = grad if use.projection is None else use.projection.written(grad)
+        slopes[key] = _valid(grad if use.scale == 1 else use.scale * grad, batch)
     return slopes, gradient if leaf is None else grads[id(leaf)]
 
 
 @contextmanager
-def _keeping_writes(places: Places, wrote: dict[str, Tensor]) -> Iterator[None]:
-    """Store the outputs of the modules of places by key whenever they run inside the block."""
+def _keeping_writes(uses: WeightUses, wrote: dict[str, Tensor]) -> Iterator[None]:
+    """Store the outputs of the modules by key of the use whenever they run inside the block."""
     with ExitStack() as hooks:
-        for key, place in places.items():
-            hooks.enter_context(output_of(place.module, wrote, key))
+        for key, use in uses.items():
+            hooks.enter_context(output_of(use.module, wrote, key))
         yield
 
 
 @contextmanager
-def _keeping_reads(places: Places) -> Iterator[dict[str, Tensor]]:
+def _keeping_reads(uses: WeightUses) -> Iterator[dict[str, Tensor]]:
     """Store the inputs of the weights by key whenever the model runs inside the block."""
     reads: dict[str, Tensor] = {}
     with ExitStack() as hooks:
-        for key, module in {place.reads: place.module for place in places.values()}.items():
+        for key, module in {use.reads: use.module for use in uses.values()}.items():
             hooks.enter_context(input_of(module, reads, key))
         yield reads
 
 
-def _reads(reads: Mapping[str, Tensor], places: Places, batch: Batch) -> dict[str, Tensor]:
+def _reads(reads: Mapping[str, Tensor], uses: WeightUses, batch: Batch) -> dict[str, Tensor]:
     inputs = {}
-    for place in places.values():
-        x = reads[place.reads]
-        if place.is_table:
-            inputs[place.reads] = x.masked_fill(~batch.valid, -1)
-        elif place.reads not in inputs:
-            with_bias = place.projection is not None and place.projection.name != "o"
-            inputs[place.reads] = _valid(nn.functional.pad(x, (0, 1), value=1.0) if with_bias else x, batch)
+    for use in uses.values():
+        x = reads[use.reads]
+        if use.is_table:
+            inputs[use.reads] = x.masked_fill(~batch.valid, -1)
+        elif use.reads not in inputs:
+            with_bias = use.projection is not None and use.projection.name != "o"
+            inputs[use.reads] = _valid(nn.functional.pad(x, (0, 1), value=1.0) if with_bias else x, batch)
     return inputs
 
 

@@ -198,16 +198,16 @@ def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -
 
 
 def build(
-    described: Sequence[Description], held: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
+    described: Sequence[Description], letters: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
 ) -> FactoredLinear | SideBySide:
-    """Return the module that computes the projections `held`, without a bias parameter; errors as in `make_layer`."""
+    """Return the module that computes the projections `letters`, without a bias; errors as in `make_layer`."""
     layers: dict[str, FactoredLinear] = {}
     for description in described:
-        letters = "".join(name for name in held if name in description.of)
+        part = "".join(name for name in letters if name in description.of)
         factors = _borrow(home, description, f"{description.of}_")
-        for names in _together(letters, sizes) if description.kind in STACKS and fused == "blocks" else letters:
+        for names in _together(part, sizes) if description.kind in STACKS and fused == "blocks" else part:
             layers[names] = make_layer(description, factors, names, sizes)
-    ordered = sorted(layers, key=lambda names: held.index(names[0]))
+    ordered = sorted(layers, key=lambda names: letters.index(names[0]))
     if len(ordered) == 1:
         return layers[ordered[0]]
     return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)

@@ -75,9 +75,9 @@ class TnlibQuantizer(HfQuantizer):
             originals = {name: cast(Any, layer.attention.get_submodule(name)) for name in modules}
             home = LayerFactors(layer.described, next(iter(originals.values())).weight)
             layer.attention.add_module(METHOD, home)
-            for name, held in modules.items():
-                factored = build(layer.described, held, home, layer.wiring.sizes, layer.wiring.fused)
-                if not layer.holds_bias_of(held):
+            for name, letters in modules.items():
+                factored = build(layer.described, letters, home, layer.wiring.sizes, layer.wiring.fused)
+                if not layer.holds_bias_of(letters):
                     factored.bias = originals[name].bias
                 factored.register_parameter("weight", no_numbers(originals[name].weight))
                 _set_module(layer.attention, name, factored)
@@ -112,12 +112,12 @@ class TnlibQuantizer(HfQuantizer):
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Multiply all factors out; called by `model.dequantize()`."""
         for layer in _layers(model, self.quantization_config):
-            for name, held in layer.projections().items():
+            for name, letters in layer.projections().items():
                 factored = cast(FactoredLinear | SideBySide, layer.attention.get_submodule(name))
                 dense = factored.to_dense()
-                if dense.bias is None and layer.holds_bias_of(held):  # the factors imply zero
+                if dense.bias is None and layer.holds_bias_of(letters):  # the factors imply zero
                     dense.bias = nn.Parameter(dense.weight.new_zeros(dense.out_features))
-                is_conv = layer.wiring.projections[held].stored == "in_out"
+                is_conv = layer.wiring.projections[letters].stored == "in_out"
                 _set_module(layer.attention, name, _conv1d(dense) if is_conv else dense)
             delattr(layer.attention, METHOD)
         wiring = _wire(model.config)
@@ -170,15 +170,15 @@ class _FactoredModule(NamedTuple):
         """Return {module below the attention: its projections} for modules whose projections are all factored."""
         weights = "".join(description.of for description in self.described)
         return {
-            linear.module.removeprefix(f"{self.wiring.parent}."): held
-            for held, linear in self.wiring.projections.items()
-            if set(held) <= set(weights)
+            linear.module.removeprefix(f"{self.wiring.parent}."): letters
+            for letters, linear in self.wiring.projections.items()
+            if set(letters) <= set(weights)
         }
 
-    def holds_bias_of(self, held: str) -> bool:
+    def holds_bias_of(self, letters: str) -> bool:
         """Test if the factors include the biases of these projections."""
         d_model = self.wiring.sizes.d_model
-        return set(held) <= set("".join(description.held_biases(d_model) for description in self.described))
+        return set(letters) <= set("".join(description.held_biases(d_model) for description in self.described))
 
 
 def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:

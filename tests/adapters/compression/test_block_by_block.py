@@ -26,9 +26,9 @@ from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, open_running  # noqa: E402
-from tnlib_adapters.instrument.weight_inputs import find_places  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import find_uses  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.reference.weights import read_weights  # noqa: E402
 from transformers_models import MODELS, made_up_text, random_model, save_with_tokenizer  # noqa: E402
@@ -77,11 +77,11 @@ def test_the_model_of_transformers(name: str, tmp_path: Path, monkeypatch: pytes
         assert n_blocks_in_memory(by_block) == 0
         assert torch.equal(by_block.model(**arguments)[0], wanted)
         assert n_blocks_in_memory(by_block) == 1
-        frame = Frame(by_block)
-        x, calls = frame.enter(batch)
+        outer = OuterLayers(by_block)
+        x, calls = outer.enter(batch)
         for k, call in enumerate(calls):
             x = run_block(by_block, k, x, call)
-        assert torch.equal(frame.leave(x, batch), whole(batch))
+        assert torch.equal(outer.leave(x, batch), whole(batch))
 
 
 @pytest.mark.parametrize("options", [{"keep": 0.5}, {"keep": 0.5, "what": "all", "method": "matrix"}], ids=str)
@@ -108,7 +108,7 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
     for limit in (stored_weights.IN_MEMORY, 1):
         monkeypatch.setattr(stored_weights, "IN_MEMORY", limit)
         model = open_running(folder)
-        found.append(collect(model, find_places(model), [some_batch()]))
+        found.append(collect(model, find_uses(model), [some_batch()]))
     assert found[0].reads.keys() == found[1].reads.keys()
     for one, other in ((found[0].reads, found[1].reads), (found[0].slopes, found[1].slopes)):
         for key, values in one.items():
@@ -121,7 +121,11 @@ def test_weights_that_are_replaced_are_not_in_memory(name: str, tmp_path: Path) 
     """A block with factors in the place of some weights computes the same without these weights."""
     model = open_running(save_with_tokenizer(random_model(name), tmp_path))
     down = model.wiring.layers[1].feed_forward.down
-    block, (_, calls), x = Block(model, 1), Frame(model).enter(some_batch()), torch.ones(2, 7, model.sizes.d_model)
+    block, (_, calls), x = (
+        Block(model, 1),
+        OuterLayers(model).enter(some_batch()),
+        torch.ones(2, 7, model.sizes.d_model),
+    )
     inner = down.on_rows(np.empty(find_module(model.model, down.name).weight.shape)).shape[0]
     factors = (torch.eye(inner), torch.ones(inner, model.sizes.d_model))
     weights = block.weights(Products({down.name: factors}))

@@ -34,12 +34,12 @@ from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, Streams, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
 from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
-    find_places,
+    find_uses,
     observe_block,
     observe_output,
     of_group,
@@ -78,17 +78,17 @@ def calibrated_layers(checkpoint, model, batches):
     return [part.load() for part in collect_calibration(checkpoint, model, batches, parts_of, request).values()]
 
 
-def observe(model, batch, places, layer, generator):
+def observe(model, batch, uses, layer, generator):
     """Return the inputs of the weights of a layer, and the gradients of a probe of the output at their outputs."""
-    frame, streams = Frame(model), []
+    outer, streams = OuterLayers(model), []
     with torch.no_grad():
-        x, calls = frame.enter(batch)
+        x, calls = outer.enter(batch)
         for k, call in enumerate(calls):
             streams.append(x)
             x = run_block(model, k, x, call)
-    *_, gradient = observe_output(frame, x, batch, of_group(places, OUTSIDE), generator)
+    *_, gradient = observe_output(outer, x, batch, of_group(uses, OUTSIDE), generator)
     for k in reversed(range(layer, len(calls))):
-        own = of_group(places, k)
+        own = of_group(uses, k)
         reads, slopes, gradient = observe_block(model, k, streams[k], calls[k], batch, own, gradient)
     return reads, slopes
 
@@ -101,8 +101,8 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     batch = first_batch(model)
     with torch.no_grad():
         out = model(batch)
-    places, key = find_places(model), f"{layer}.{projection}"
-    reads, slopes = observe(model, batch, places, layer, torch.Generator().manual_seed(0))
+    uses, key = find_uses(model), f"{layer}.{projection}"
+    reads, slopes = observe(model, batch, uses, layer, torch.Generator().manual_seed(0))
     old = checkpoint.projections(layer)
     weight = old.weights[projection]
     change = 1e-2 * np.abs(weight).mean() * np.random.default_rng(1).standard_normal(weight.shape)
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     for sign in (1.0, -1.0):
         install(model, layer, Projections({**old.weights, projection: weight + sign * change}, old.biases))
         values.append(probe())
-    read = reads[places[key].reads][..., : len(weight)].double().numpy()
+    read = reads[uses[key].reads][..., : len(weight)].double().numpy()
     slopes = slopes[key].double().numpy()
     expected = float(np.einsum("bti,ij,btj->", read, change, slopes))
     size = float(np.linalg.norm(read) * np.linalg.norm(change) * np.linalg.norm(slopes))
@@ -162,9 +162,9 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_pa
     other = open_running(folders[name])
     batches = other.batches(made_up_text())
     with torch.no_grad():
-        original, _ = Frame(other).enter(batches[-1])
+        original, _ = OuterLayers(other).enter(batches[-1])
         other.model.get_input_embeddings().weight.copy_(torch.from_numpy(table))
-        changed, _ = Frame(other).enter(batches[-1])
+        changed, _ = OuterLayers(other).enter(batches[-1])
     assert not torch.equal(original, changed)
     for tables, wanted in (({}, original), ({embeddings: table}, changed)):
         both = FitStreams(open_running(folders[name]), streams_of(other, batches, tmp_path), tables)

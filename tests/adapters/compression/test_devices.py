@@ -23,7 +23,7 @@ from tnlib_adapters.compression.calibration import weighted_moments  # noqa: E40
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
 from tnlib_adapters.instrument.placement import Placement  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -88,13 +88,13 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         model = open_running(folder, placement=Placement(DEVICE, dtype), max_weights=max_weights)
         batch, generator = model.batches(made_up_text(8))[-1], torch.Generator().manual_seed(0)
         assert batch.ids.device == DEVICE
-        frame, places = Frame(model), weight_inputs.find_places(model, [own.name for own in matrices])
+        outer, uses = OuterLayers(model), weight_inputs.find_uses(model, [own.name for own in matrices])
         with torch.no_grad():
-            x, calls = frame.enter(batch)
+            x, calls = outer.enter(batch)
             out = run_block(model, 1, x, calls[1])
         assert (out.device, out.dtype) == (DEVICE, dtype)
-        gradient = weight_inputs.observe_output(frame, out, batch, {}, generator)[2]
-        of_block = weight_inputs.of_group(places, 1)
+        gradient = weight_inputs.observe_output(outer, out, batch, {}, generator)[2]
+        of_block = weight_inputs.of_group(uses, 1)
         reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
         assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
         assert at_stream.device == DEVICE

@@ -12,7 +12,7 @@ from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.calibrated import with_bias_row  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument.block import Block, FactoredMap, as_tensor  # noqa: E402
-from tnlib_adapters.instrument.block_passes import Frame, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
@@ -43,7 +43,7 @@ def test_factors_one_after_the_other_compute_what_their_products_do(folders, nam
         model = open_running(folders[name], max_weights=max_weights)
         batch = model.batches(made_up_text(8))[-1]
         with torch.no_grad():
-            x, calls = Frame(model).enter(batch)
+            x, calls = OuterLayers(model).enter(batch)
             model.load(1)
             own = run_block(model, 1, x, calls[1])
         block, products = Block(model, 1), truncated(model, open_checkpoint(folders[name]), 1)

@@ -100,14 +100,14 @@ def round_randomized(
     cores = [[core.astype(dtype, copy=False) for core in term] for term in scaled]
 
     projection, lost = _project_within(cores, rtol, max_rank, rng)
-    held = norm(projection.cores[-1])
-    total = math.hypot(held, lost)
+    kept = norm(projection.cores[-1])
+    total = math.hypot(kept, lost)
     rest = rtol if rtol is None or total == 0 else math.sqrt(max(0.0, rtol**2 - (lost / total) ** 2))
     gathered = right_canonicalize(projection)
     budget = train_budget(gathered, rest)
     rounded, _ = truncate_bonds(gathered, budget, max_rank)
     value = terms[0].unfused(TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent))
-    error = math.hypot(lost, budget.error * held) / total if total > 0 else 0.0
+    error = math.hypot(lost, budget.error * kept) / total if total > 0 else 0.0
     return report(name, value, error=error, rtol=rtol, estimate="")
 
 

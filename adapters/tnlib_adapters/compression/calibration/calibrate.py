@@ -157,7 +157,7 @@ def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Product
     """Return weights of a block at their options as matrices to be multiplied, by projection or module."""
     factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
     for name, weight, option in weights:
-        factors |= {name: held} if (held := weight.factors(option)) else {}
+        factors |= {name: stored} if (stored := weight.factors(option)) else {}
         biased |= {name} if weight.projection.is_biased else set()
         output_bias = weight.projection.output_bias if name == "o" else output_bias
     return Products(factors, frozenset(biased), output_bias)

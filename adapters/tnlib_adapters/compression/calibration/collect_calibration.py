@@ -46,10 +46,10 @@ def collect_calibration(
     check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, request.tokens // 2)
     model = weights.folded(model)
-    places = weights.places(model)
+    uses = weights.uses(model)
     streams = streams_of_fit(model, batches, folder, request)
-    folder.claim(origin_of(checkpoint, model, places, sample, streams.batches))
-    groups, done = sorted({place.group for place in places.values()}), folder.groups()
+    folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches))
+    groups, done = sorted({use.group for use in uses.values()}), folder.groups()
     workers, parts = workspace.workers, dict[str, LazyPart]()
     pending = deque[Future[Mapping[str, Factorised]]]()
 
@@ -59,7 +59,7 @@ def collect_calibration(
             parts.update({module: LazyPart(part, workspace) for module, part in made.items()})
 
     def factorise(group: int, statistics: Statistics) -> None:
-        call = partial(parts_of, checkpoint, weights.read_group(group, places, statistics))
+        call = partial(parts_of, checkpoint, weights.read_group(group, uses, statistics))
         pending.append(workers.submit(call))
         gather(workers.n_pending - 1)
 
@@ -68,13 +68,13 @@ def collect_calibration(
         factorise(group, statistics)
 
     if set(done) < set(groups):
-        collect_groups(model, places, sample, request.run.progress, streams=streams, save=collected, done=done)
+        collect_groups(model, uses, sample, request.run.progress, streams=streams, save=collected, done=done)
     elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
-        from tnlib_adapters.instrument.block_passes import Frame, forward
+        from tnlib_adapters.instrument.block_passes import OuterLayers, forward
 
-        forward(Frame(model), streams)
+        forward(OuterLayers(model), streams)
     for group in done:  # collected before
-        keys = (key for name, place in places.items() if place.group == group for key in (name, place.reads))
+        keys = (key for name, use in uses.items() if use.group == group for key in (name, use.reads))
         factorise(group, folder.statistics(group, set(keys)))
     gather(0)
     return {module: parts[module] for module in weights.modules}

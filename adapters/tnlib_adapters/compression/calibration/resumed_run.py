@@ -27,7 +27,7 @@ from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, is_as
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import Places
+    from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _VERSION = "8"  # of the statistics
@@ -106,7 +106,7 @@ class CalibrationFolder:
 
 
 def origin_of(
-    checkpoint: Checkpoint, model: RunningModel, places: Places, sample: Sequence[Batch], fit: Sequence[Batch]
+    checkpoint: Checkpoint, model: RunningModel, uses: WeightUses, sample: Sequence[Batch], fit: Sequence[Batch]
 ) -> dict[str, str]:
     """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
 
@@ -122,7 +122,7 @@ def origin_of(
         "model": weights.hexdigest(),
         "window": str(model.longest),
         "text": _digest_of_tokens([*sample, *fit]),
-        "what": hashlib.sha256("\n".join(sorted(places)).encode()).hexdigest(),
+        "what": hashlib.sha256("\n".join(sorted(uses)).encode()).hexdigest(),
         "dtype": f"{model.dtype}",
     }
 

@@ -18,7 +18,7 @@ from tnlib_adapters.factors.projections import Projections, put_together, take_a
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
-    from tnlib_adapters.instrument.weight_inputs import Places
+    from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ class SelectedWeights:
         """Return the model with folded biases: moments must be those of the inputs of the folded weights."""
         return model.changed(fold_biases_of(model, keys=self._drops_keys)) if self.layers else model
 
-    def places(self, model: RunningModel) -> Places:
-        """Return the places of the weights in a running model."""
-        from tnlib_adapters.instrument.weight_inputs import find_places
+    def uses(self, model: RunningModel) -> WeightUses:
+        """Return the uses of the weights in a running model."""
+        from tnlib_adapters.instrument.weight_inputs import find_uses
 
-        return find_places(model, self.names, attention=bool(self.layers))
+        return find_uses(model, self.names, attention=bool(self.layers))
 
-    def read_group(self, group: int, places: Places, statistics: Statistics) -> WeightGroup:
+    def read_group(self, group: int, uses: WeightUses, statistics: Statistics) -> WeightGroup:
         """Read the weights of a group."""
         checkpoint, projections, module = self.checkpoint, None, ""
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
             module = checkpoint.wiring.attention_modules[group]
-        weights = {name: read_weight(checkpoint, name) for name in self.names if places[name].group == group}
+        weights = {name: read_weight(checkpoint, name) for name in self.names if uses[name].group == group}
         return WeightGroup(group, module, statistics, projections, weights)
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.compression.calibration.weighted_moments import Observed
     from tnlib_adapters.instrument.block_passes import Call, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import Places
+    from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Statistics:
 
 def collect(
     model: RunningModel,
-    places: Places,
+    uses: WeightUses,
     batches: Sequence[Batch],
     progress: Progress = quiet,
     *,
@@ -72,13 +72,13 @@ def collect(
             part.add(arrays)
 
     streams = Streams.temporary(batches, model.sizes.d_model)
-    collect_groups(model, places, batches, progress, streams=streams, save=keep)
+    collect_groups(model, uses, batches, progress, streams=streams, save=keep)
     return Statistics(*kept)
 
 
 def collect_groups(
     model: RunningModel,
-    places: Places,
+    uses: WeightUses,
     batches: Sequence[Batch],
     progress: Progress,
     *,
@@ -91,7 +91,7 @@ def collect_groups(
     The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again, and
     groups that are `done` are left out.
     """
-    _Collection(model, places, batches, streams, progress).run(save, done)
+    _Collection(model, uses, batches, streams, progress).run(save, done)
 
 
 class _Collection:
@@ -101,12 +101,12 @@ class _Collection:
     """
 
     def __init__(
-        self, model: RunningModel, places: Places, batches: Sequence[Batch], streams: Streams, progress: Progress
+        self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], streams: Streams, progress: Progress
     ) -> None:
-        from tnlib_adapters.instrument.block_passes import Frame
+        from tnlib_adapters.instrument.block_passes import OuterLayers
 
-        self._model, self._places, self._batches, self._progress = model, places, batches, progress
-        self._frame, self._streams, self._n = Frame(model), streams, len(model.layers)
+        self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
+        self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
         self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
 
@@ -115,7 +115,7 @@ class _Collection:
         from tnlib_adapters.instrument.block_passes import forward
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
-        calls = forward(self._frame, self._streams, self._show_forward)
+        calls = forward(self._outer, self._streams, self._show_forward)
         if not any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1)):
             self._store_output()
         for k in reversed(range(self._n)):
@@ -123,7 +123,7 @@ class _Collection:
                 save(k, self._statistics(k, self._of_block(k, calls)))
             self._streams.remove(f"gradient-{k + 1}")
             release_free_memory()
-        if OUTSIDE not in done and any(place.group == OUTSIDE for place in self._places.values()):
+        if OUTSIDE not in done and any(use.group == OUTSIDE for use in self._uses.values()):
             save(OUTSIDE, self._statistics(OUTSIDE, self._outside()))
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)
@@ -144,7 +144,7 @@ class _Collection:
     def _statistics(self, group: int, observed: Iterable[Observed]) -> Statistics:
         from tnlib_adapters.instrument.weight_inputs import of_group
 
-        sums = WeightedMoments(self._model, of_group(self._places, group), self._workspace)
+        sums = WeightedMoments(self._model, of_group(self._uses, group), self._workspace)
         for batch, of_batch in zip(self._batches, observed, strict=True):
             sums.add(batch, of_batch)
         return Statistics(*sums.finish())
@@ -156,7 +156,7 @@ class _Collection:
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
             self._streams.write(
-                f"gradient-{self._n}", b, observe_output(self._frame, x, batch, {}, self._generator(b))[2]
+                f"gradient-{self._n}", b, observe_output(self._outer, x, batch, {}, self._generator(b))[2]
             )
         self._streams.finish(f"gradient-{self._n}")
 
@@ -164,11 +164,11 @@ class _Collection:
         """Yield inputs and gradients in a block, by batch, and store the gradients at its input."""
         from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
 
-        places = of_group(self._places, k)
+        uses = of_group(self._uses, k)
         for b, batch in enumerate(self._batches):
             self._show_backward(k, b)
             x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
-            reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, places, gradient)
+            reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
             self._streams.write(f"gradient-{k}", b, at_stream)
             yield reads, slopes
         self._streams.finish(f"gradient-{k}")
@@ -178,14 +178,14 @@ class _Collection:
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
         from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output, of_group
 
-        places = of_group(self._places, OUTSIDE)
-        heads = any(place.predicts for place in places.values())
+        uses = of_group(self._uses, OUTSIDE)
+        heads = any(use.predicts for use in uses.values())
         for b, batch in enumerate(self._batches):
             self._show_backward(OUTSIDE, b)
-            reads, slopes = observe_input(self._frame, batch, places, self._streams.read("gradient-0", b))
+            reads, slopes = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
             if heads:
                 x = self._streams.read(f"stream-{self._n}", b)
-                of_heads = observe_output(self._frame, x, batch, places, self._generator(b))
+                of_heads = observe_output(self._outer, x, batch, uses, self._generator(b))
                 reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
             yield reads, slopes
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import Place, Places
+    from tnlib_adapters.instrument.weight_inputs import WeightUse, WeightUses
 
     Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
 
@@ -45,8 +45,8 @@ class WeightedMoments:
     With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
     """
 
-    def __init__(self, model: RunningModel, places: Places, workspace: Workspace | None) -> None:
-        self._model, self._places = model, places
+    def __init__(self, model: RunningModel, uses: WeightUses, workspace: Workspace | None) -> None:
+        self._model, self._uses = model, uses
         self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
         self._energies, self._n_tokens, self._n_texts = dict[str, float](), 0, 0
         self._sample: list[tuple[Batch, Observed]] = []
@@ -56,26 +56,26 @@ class WeightedMoments:
         reads, slopes = observed
         weights: dict[str, torch.Tensor] = {}
         for key, slope in slopes.items():
-            place = self._places[key]
+            use = self._uses[key]
             squares = slope.square().sum(-1)  # b t
             add_to(self._energies, key, float(squares.sum()))
-            if place.predicts:
-                self._model.load(place.group)
-                slope = slope @ place.module.get_parameter("weight").float()  # at the input: V is too wide for moments
-            elif not place.is_table:
-                add_to(weights, place.reads, squares)
+            if use.predicts:
+                self._model.load(use.group)
+                slope = slope @ use.module.get_parameter("weight").float()  # at the input: V is too wide for moments
+            elif not use.is_table:
+                add_to(weights, use.reads, squares)
             self._slopes.add(key, slope)
-        place_of = {place.reads: place for place in self._places.values()}
+        use_of = {use.reads: use for use in self._uses.values()}
         for key, x in reads.items():
-            if place_of[key].is_table:
-                n_rows = len(place_of[key].module.get_parameter("weight"))
+            if use_of[key].is_table:
+                n_rows = len(use_of[key].module.get_parameter("weight"))
                 ids = x[x >= 0].cpu().numpy()
                 add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
             else:
                 self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
         if self._n_tokens < _SAMPLE:
-            of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._places[key])}
-            self._sample.append((batch, ({key: reads[self._places[key].reads] for key in of_blocks}, of_blocks)))
+            of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
+            self._sample.append((batch, ({key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks)))
         self._n_tokens += batch.n_tokens
         self._n_texts += len(batch.ids)
 
@@ -88,29 +88,29 @@ class WeightedMoments:
         reads.add(self._counts)
         scales = {key: np.array([scale]) for key, scale in self._scales(reads, slopes).items()}
         n_texts = self._n_tokens if self._model.predicts else self._n_texts
-        for key, place in self._places.items():
-            if not self._is_inside(place):
+        for key, use in self._uses.items():
+            if not self._is_inside(use):
                 scales[key] = np.array([self._energies[key], self._n_tokens, n_texts])
         return reads, slopes, scales
 
-    def _is_inside(self, place: Place) -> bool:
-        return not (place.predicts or place.is_table)
+    def _is_inside(self, use: WeightUse) -> bool:
+        return not (use.predicts or use.is_table)
 
     def _scales(self, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> dict[str, float]:
         """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
         count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, _ in self._sample)
         scales: dict[str, float] = {}
         inputs: dict[str, list[torch.Tensor]] = {}
-        for key, place in self._places.items():
-            if not self._is_inside(place):
+        for key, use in self._uses.items():
+            if not self._is_inside(use):
                 continue
-            moments = reads[place.reads]
-            n_rows = len(moments) - (place.projection is not None and place.projection.name != "o")  # without bias
-            if place.reads not in inputs:
-                of_place = (observed[0][key][..., :n_rows] for _, observed in self._sample)
-                inputs[place.reads] = _whitened(of_place, moments[:n_rows, :n_rows])
+            moments = reads[use.reads]
+            n_rows = len(moments) - (use.projection is not None and use.projection.name != "o")  # without bias
+            if use.reads not in inputs:
+                rows = (observed[0][key][..., :n_rows] for _, observed in self._sample)
+                inputs[use.reads] = _whitened(rows, moments[:n_rows, :n_rows])
             outputs = _whitened((observed[1][key] for _, observed in self._sample), slopes[key])
-            squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[place.reads], outputs, strict=True))
+            squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[use.reads], outputs, strict=True))
             scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)
         return scales
 

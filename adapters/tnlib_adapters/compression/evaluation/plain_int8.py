@@ -76,7 +76,7 @@ def _modules(model: RunningModel, what: str, modules: Sequence[str]) -> Iterator
 
     wiring = model.wiring
     for k in wiring.projection_layers(what):
-        for held, linear in wiring.layers[k].attention.projections.items():
-            yield model.layers[k].projections[held[0]].module, linear.output_axis
+        for letters, linear in wiring.layers[k].attention.projections.items():
+            yield model.layers[k].projections[letters[0]].module, linear.output_axis
     for name in modules:
         yield find_matrix(model, name), wiring.matrix(name).output_axis

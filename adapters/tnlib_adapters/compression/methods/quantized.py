@@ -197,7 +197,7 @@ class QuantizedWeight:
         whole = len(integers) == 1
         kind, names = ("dense", (whole_part(self._of),)) if whole else ("low_rank", ("left", "right"))
         parts = dict(zip(names, integers, strict=True))
-        arrays = {part: held.values() for part, held in parts.items()} | ({} if bias is None else {"bias": bias})
+        arrays = {part: integer.values() for part, integer in parts.items()} | ({} if bias is None else {"bias": bias})
         return FactoredMatrix(kind, self._of, arrays).with_integers(parts)
 
     def rounded(self, option: int) -> RoundedProduct:
@@ -262,9 +262,9 @@ class QuantizedWeight:
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
         inner = right @ right.T if self._metric.slopes is None else right @ self._metric.slopes @ right.T
         first = round_compensated(left, forms[0], self._metric.reads, inner, descend=descend)
-        held = first.values(np.float64)
-        weighted = held if self._metric.reads is None else multiply_rows(self._metric.reads, held)
-        moments = held.T @ weighted
+        rounded = first.values(np.float64)
+        weighted = rounded if self._metric.reads is None else multiply_rows(self._metric.reads, rounded)
+        moments = rounded.T @ weighted
         damped = moments + _RIDGE * (np.trace(moments) / rank or 1.0) * np.eye(rank)
         refitted = np.linalg.solve(damped, weighted.T @ self.weight)
         second = round_compensated(refitted, forms[1], moments, self._metric.slopes, descend=descend)
