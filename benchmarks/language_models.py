@@ -2,6 +2,7 @@
 
     python -m benchmarks.smollm2
     python -m benchmarks.language_models [--model rotated] [--bits 3 ...] [--method gptq ...] [--write]
+    python -m benchmarks.language_models --keep 0.8 --keep 0.6 --what linear --method svd-llm --method low
 
 Calibrates on `prose_calibration.txt` and on docstrings of Python, 16,384 tokens in windows of 512, and compares
 predictions on `prose_held_out.txt`; both texts were written for this purpose. All matrices of the blocks and tables
@@ -16,6 +17,9 @@ tables are rounded as for GPTQ; --rivals-python names the Python of an environme
 
 "llama.cpp" is the quantizer of llama-cpp-python (`make engines`) with an importance matrix of the same text. It has no
 types of fewer than 4 bits for rows of 576 entries, and takes types of more bits for them and for the tables.
+
+With --keep instead of --bits matrices become two factors, with this fraction of the parameters of the blocks. SVD-LLM
+truncates every matrix to the same fraction, by the inputs of the original model.
 
 Every row is a process of its own; time is that of its CPU. Prints a Markdown table row by row; --write puts it into
 docs/study.md.
@@ -41,7 +45,7 @@ from tnlib_adapters.checkpoints.modified import with_tensors
 
 from benchmarks.calibrated import write_table
 from benchmarks.llama_cpp_quantizer import rounded_by_llama_cpp
-from benchmarks.quantizers import Grid, gptq, round_to_nearest
+from benchmarks.quantizers import Grid, gptq, round_to_nearest, svd_llm
 from benchmarks.rivals import RIVALS
 from benchmarks.smollm2 import NAMES, smollm2
 from benchmarks.texts import sentences
@@ -51,7 +55,7 @@ HERE = Path(__file__).parent
 HEADING = "## Predictions of SmolLM2"
 TOKENS, WINDOW = 16_384, 512
 LLAMA_CPP = {4: "Q4_0", 3: "Q3_K_M", 2: "Q2_K"}  # its types by bits
-METHODS = ("gptq", "low", "default", "high", *RIVALS, "llama.cpp")  # low to high are efforts of `compress`
+METHODS = ("gptq", "svd-llm", "low", "default", "high", *RIVALS, "llama.cpp")  # low to high: efforts of `compress`
 
 
 def calibration_text(tokenizer: Any) -> str:
@@ -68,23 +72,26 @@ def calibration_windows(tokenizer: Any) -> Array:
     return ids[: len(ids) // WINDOW * WINDOW].reshape(-1, WINDOW)
 
 
-def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
-    """Write a copy of a Llama whose matrices are rounded and dequantized, and the number of bits."""
+def linear_layers(model: Any, what: str) -> dict[str, Any]:
+    """Return the linear layers of the blocks, or of their attention, by name."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    windows = torch.from_numpy(calibration_windows(tokenizer))
-    linear = {
+    named = model.model.layers.named_modules()
+    return {
         name: module
-        for name, module in model.model.layers.named_modules()
-        if isinstance(module, torch.nn.Linear) and (what == "all" or "self_attn" in name)
+        for name, module in named
+        if isinstance(module, torch.nn.Linear) and (what != "attention" or "self_attn" in name)
     }
-    moments: dict[str, torch.Tensor] = {}
+
+
+def input_moments(model: Any, linear: Mapping[str, Any], windows: Array) -> dict[str, Array]:
+    """Return the second moments of the inputs of linear layers."""
+    import torch
+
+    moments: dict[str, Any] = {}
 
     def add(name: str) -> Any:
-        def hook(_: Any, inputs: tuple[torch.Tensor]) -> None:
+        def hook(_: Any, inputs: tuple[Any]) -> None:
             x = inputs[0].reshape(-1, inputs[0].shape[-1])
             moments[name] = moments.get(name, 0) + x.T @ x
 
@@ -93,18 +100,37 @@ def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
     shared = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
     hooks = [m.register_forward_pre_hook(add(name)) for name, m in linear.items() if name.split(".")[-1] not in shared]
     with torch.no_grad():
-        for window in windows.split(4):
+        for window in torch.from_numpy(windows).split(4):
             model.model(window)
     for hook in hooks:
         hook.remove()
+    sources = {}
+    for name in linear:
+        parent, _, last = name.rpartition(".")
+        sources[name] = f"{parent}.{shared.get(last, last)}"
+    return {name: moments[source].numpy() for name, source in sources.items()}
+
+
+def compressed_by_matrix(method: str, source: Path, out: Path, size: float, what: str) -> float:
+    """Write a copy of a Llama with matrices by GPTQ or SVD-LLM, multiplied out, and return the bytes."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    linear = linear_layers(model, what)
+    moments = input_moments(model, linear, calibration_windows(tokenizer))
     n_bits = 0
     for name, module in linear.items():
-        *parents, own = name.split(".")
-        inputs = moments[".".join([*parents, shared.get(own, own)])].numpy()
         weight = module.weight.detach().numpy().T
-        rounded = gptq(weight, inputs, Grid(bits, group=128), activation_order=True)
-        n_bits += rounded.n_bits
-        module.weight.data = torch.from_numpy(rounded.weight.T.astype(np.float32))
+        if method == "gptq":
+            rounded = gptq(weight, moments[name], Grid(int(size), group=128), activation_order=True)
+            n_bits, product = n_bits + rounded.n_bits, rounded.weight
+        else:
+            rank = int(size * weight.size / sum(weight.shape))
+            left, right = svd_llm(weight, moments[name]).first(rank)
+            n_bits, product = n_bits + 16 * rank * sum(weight.shape), left @ right
+        module.weight.data = torch.from_numpy(product.T.astype(np.float32))
     if what == "all":
         tables = {id(t): t for t in (model.model.embed_tokens.weight, model.lm_head.weight)}
         for table in tables.values():
@@ -113,7 +139,7 @@ def rounded_by_gptq(source: Path, out: Path, bits: int, what: str) -> None:
             table.data = torch.from_numpy(rounded.weight.T.astype(np.float32))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "bits.json").write_text(json.dumps(n_bits))
+    return n_bits / 8
 
 
 def rounded_by_rival(name: str, python: str, source: Path, out: Path, bits: int) -> dict[str, Any]:
@@ -155,7 +181,7 @@ def read_from_llama_cpp(source: Path, out: Path, ftype: str) -> int:
     return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) > 1)
 
 
-def run_row(model: str, method: str, bits: float, what: str, python: str, out: Path) -> dict[str, Any]:
+def run_row(model: str, method: str, unit: str, size: float, what: str, python: str, out: Path) -> dict[str, Any]:
     """Compress, and return seconds of CPU, peak memory in MB and MB of what was compressed."""
     import tnlib_adapters
     from transformers import AutoTokenizer
@@ -164,56 +190,45 @@ def run_row(model: str, method: str, bits: float, what: str, python: str, out: P
     if source is None:
         raise SystemExit("language_models: SmolLM2 is not there; run python -m benchmarks.smollm2.")
     if method in RIVALS:
-        return rounded_by_rival(method, python, source, out, int(bits))
+        return rounded_by_rival(method, python, source, out, int(size))
     start = time.process_time()
-    if method == "gptq":
-        rounded_by_gptq(source, out, int(bits), what)
-        n_bytes = json.loads((out / "bits.json").read_text()) / 8
+    if method in ("gptq", "svd-llm"):
+        n_bytes = compressed_by_matrix(method, source, out, size, what)
     elif method == "llama.cpp":
-        n_bytes = read_from_llama_cpp(source, out, LLAMA_CPP[int(bits)])
+        n_bytes = read_from_llama_cpp(source, out, LLAMA_CPP[int(size)])
     else:
         text = out.with_name("calibration.txt")
         text.write_text(calibration_text(AutoTokenizer.from_pretrained(source)), encoding="utf-8")
         report = tnlib_adapters.compress(
             source,
             out,
-            tnlib_adapters.Budget(bits=bits),
+            tnlib_adapters.Budget(**{unit: size}),
             calibration=tnlib_adapters.Calibration(text, window=WINDOW),
             what=what,
             effort=method,
         )
-        n_bytes = report.average_bits * report.n_before / 8
+        n_bytes = report.average_bits * report.n_before / 8 if unit == "bits" else 2 * report.n_after
     seconds = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return {"seconds": seconds, "peak": peak, "bytes": n_bytes / 1e6}
 
 
-def row(model: str, method: str, bits: float, what: str, python: str) -> str:
+def row(model: str, method: str, unit: str, size: float, what: str, python: str) -> str:
     """Return a row of the table."""
     import tnlib_adapters
 
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.language_models",
-            "--row",
-            model,
-            method,
-            str(bits),
-            what,
-            python,
-            str(out),
-        ]
+        arguments = (model, method, unit, str(size), what, python, str(out))
+        command = [sys.executable, "-m", "benchmarks.language_models", "--row", *arguments]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         run = json.loads(done.stdout.splitlines()[-1])
         source = smollm2(model)
         measured = tnlib_adapters.evaluate(source, out, HERE / "prose_held_out.txt")
     cells = (
         what,
-        f"{bits:g}",
-        _title(method, bits, run),
+        f"{size:g}",
+        _title(method, size, run),
         f"{run['bytes']:.1f}",
         f"{measured.divergence:.3f}",
         f"{measured.perplexity_before:.1f}",
@@ -229,20 +244,22 @@ def _title(method: str, bits: float, run: Mapping[str, Any]) -> str:
         return f"{method} {run['version']}"
     if method == "llama.cpp":
         return f"llama.cpp {LLAMA_CPP[int(bits)]}"
-    return "GPTQ" if method == "gptq" else f"tnlib, effort {method}"
+    return {"gptq": "GPTQ", "svd-llm": "SVD-LLM"}.get(method, f"tnlib, effort {method}")
 
 
 @click.command()
 @click.option("--model", type=click.Choice(tuple(NAMES)), default="rotated")
 @click.option("--bits", multiple=True, type=float, default=(4.0, 3.0, 2.0))
+@click.option("--keep", multiple=True, type=float)
 @click.option("--what", multiple=True, default=("all",))
-@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=METHODS[:3])
+@click.option("--method", "methods", multiple=True, type=click.Choice(METHODS), default=("gptq", "low", "default"))
 @click.option("--rivals-python", "python", default=sys.executable, show_default="this one")
 @click.option("--write", is_flag=True)
-@click.option("--row", "arguments", nargs=6, hidden=True)
+@click.option("--row", "arguments", nargs=7, hidden=True)
 def main(
     model: str,
     bits: tuple[float, ...],
+    keep: tuple[float, ...],
     what: tuple[str, ...],
     methods: tuple[str, ...],
     python: str,
@@ -250,16 +267,17 @@ def main(
     arguments: tuple[str, ...] | None,
 ) -> None:
     if arguments:
-        own, method, width, part, python, out = arguments
-        print(json.dumps(run_row(own, method, float(width), part, python, Path(out))))
+        name, method, unit, size, part, python, out = arguments
+        print(json.dumps(run_row(name, method, unit, float(size), part, python, Path(out))))
         return
-    head = ("what", "bits", "method", "MB", "divergence", "perplexity before", "after", "CPU s", "peak MB")
+    unit = "keep" if keep else "bits"
+    head = ("what", unit, "method", "MB", "divergence", "perplexity before", "after", "CPU s", "peak MB")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     print(*lines, sep="\n", flush=True)
     for part in what:
-        for width in bits:
+        for size in keep or bits:
             for method in methods:
-                lines.append(row(model, method, width, part, python))
+                lines.append(row(model, method, unit, size, part, python))
                 print(lines[-1], flush=True)
     if write:
         write_table(HEADING, lines)

@@ -356,7 +356,7 @@ COMPRESSION = [
     *_in(
         "adapters/tnlib_adapters/compression/methods/compensated_rounding.py",
         (
-            "rest = own[j] - rounded",
+            "rest = current[j] - rounded",
             "rest = value[j] - rounded",
             "adapters/compression/test_compensated_rounding.py::test_without_descent_it_is_gptq",
         ),
