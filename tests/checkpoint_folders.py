@@ -74,7 +74,7 @@ def representable(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(NUMPY[dtype])
 
 
-def tensor_file(file: Path, tensors: Stored, metadata: Mapping[str, str] | None = None) -> Path:
+def safetensors_file(file: Path, tensors: Stored, metadata: Mapping[str, str] | None = None) -> Path:
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     data = b""
     for name, (dtype, values) in tensors.items():
@@ -136,11 +136,11 @@ def random_folder(
     values = dict(zip(KEYS[model_type], (d, n_heads, n_layers), strict=True))
     (folder / CONFIG).write_text(json.dumps({"model_type": model_type, **values, "torch_dtype": "kept"}))
     if n_files == 1:
-        tensor_file(folder / WEIGHTS, stored, metadata)
+        safetensors_file(folder / WEIGHTS, stored, metadata)
         return folder
     weight_map = {name: f"part-{k % n_files}.safetensors" for k, name in enumerate(stored)}
     for file in sorted(set(weight_map.values())):
         held = {name: pair for name, pair in stored.items() if weight_map[name] == file}
-        tensor_file(folder / file, held, metadata)
+        safetensors_file(folder / file, held, metadata)
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
     return folder

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tnlib import ArgumentError
-from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.methods.method_table import TABLE
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
     LAYOUTS,

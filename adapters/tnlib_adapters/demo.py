@@ -26,7 +26,7 @@ from tnlib_adapters.data import builtin_path
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat, round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 from tnlib_adapters.inspection.inspect import Finding, findings, inspect
 

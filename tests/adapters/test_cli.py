@@ -27,7 +27,7 @@ from command_line import run_command
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from oracles import assert_one_sentence
 from tnlib_adapters import Budget, builtin_path, cli, open_checkpoint
-from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.options import LAYOUTS
 
 KEY = "layers.1.attention.key.weight"

@@ -77,7 +77,7 @@ def load(folder: Path, outside: Path) -> Reader:
 def safetensors(folder: Path, outside: Path) -> Reader:
     from safetensors import deserialize
     from safetensors.numpy import save_file
-    from tnlib_adapters.files.tensor_file import read_header
+    from tnlib_adapters.files.safetensors_file import read_header
 
     def read(file: Path) -> None:
         tensors, _ = read_header(file)
@@ -116,7 +116,7 @@ def integers(folder: Path, outside: Path) -> Reader:
     from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, with_dequantized
     from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
     from tnlib_adapters.files.folder import open_folder
-    from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
+    from tnlib_adapters.files.safetensors_file import Entry, write_tensor_file
 
     for stored_as, bits in itertools.product(DESCRIBE, (3, 8)):
         form = IntegerFormat(bits, 0, 32, has_zero=True)

@@ -26,7 +26,7 @@ from tnlib_adapters.factors.expansion import expand, with_expanded
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
 from tnlib_adapters.files.folder import CONFIG, Folder, open_folder
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,7 @@ from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import FeedForwardWiring, Wiring
 from tnlib_adapters.attention.layer_arguments import named_parameters, plain_name, wire_model
 from tnlib_adapters.files.folder import WEIGHTS, Folder
-from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, check_finite, decode
+from tnlib_adapters.files.safetensors_file import STORED_AS, TensorInfo, check_finite, decode
 
 FUNCTION = "open_model"
 

@@ -15,7 +15,7 @@ from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, with_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import (
+from tnlib_adapters.files.safetensors_file import (
     STORED_AS,
     Entry,
     TensorInfo,

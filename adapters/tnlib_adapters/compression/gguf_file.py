@@ -26,7 +26,7 @@ from tnlib_adapters.architectures.geometric_frequencies import base_and_factor
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.engine_tensors import IntegerTensor
 from tnlib_adapters.files.folder import CONFIG, INDEX
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.files.tokenizer import load_tokenizer
 
 _BLOCK = 32

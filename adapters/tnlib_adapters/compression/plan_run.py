@@ -19,13 +19,13 @@ from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.methods.components import components_on_device
 from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.method_table import TABLE
 from tnlib_adapters.compression.methods.other_matrices import (
     compressed_weights,
     names_of,
     widest_component,
 )
 from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
-from tnlib_adapters.compression.methods.table import TABLE
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.sizes import count_compressed, stored_bytes

@@ -17,9 +17,9 @@ from tnlib_adapters.compression.methods.factorise import (
     factorise_weight,
 )
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
-from tnlib_adapters.compression.methods.table import TABLE, Method, resolve
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request, check_attention, check_method, check_runs, check_uncompressed
 from tnlib_adapters.compression.sizes import count_compressed

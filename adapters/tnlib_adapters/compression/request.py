@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.engine_layouts import ENGINES, QUANTIZED, check_engine, check_engine_options
-from tnlib_adapters.compression.methods.table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
+from tnlib_adapters.compression.methods.method_table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
     LAYOUTS,

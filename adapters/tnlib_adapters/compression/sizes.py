@@ -8,7 +8,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.write import replaced_names
-from tnlib_adapters.files.tensor_file import STORED_AS, TensorInfo, widest_float
+from tnlib_adapters.files.safetensors_file import STORED_AS, TensorInfo, widest_float
 
 
 def count_attention(checkpoint: Checkpoint) -> list[int]:

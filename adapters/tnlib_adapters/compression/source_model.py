@@ -17,7 +17,7 @@ from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import hold_out, read_documents
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:

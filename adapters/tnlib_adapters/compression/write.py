@@ -24,7 +24,7 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, 
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
-from tnlib_adapters.files.tensor_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
+from tnlib_adapters.files.safetensors_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
 
 T = TypeVar("T")
 

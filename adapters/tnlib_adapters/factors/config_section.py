@@ -11,7 +11,7 @@ from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, 
 from tnlib_adapters.factors.integers import BITS, FORMAT_FIELDS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS
+from tnlib_adapters.files.safetensors_file import FLOATS
 
 KEY = "quantization_config"  # section of config.json in which transformers looks for storage formats
 MODULES = "modules"  # of this section: factored matrices outside the attention

@@ -29,7 +29,7 @@ from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.packing import pack, unpack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS, TensorInfo, check_finite, encode
+from tnlib_adapters.files.safetensors_file import FLOATS, TensorInfo, check_finite, encode
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD = 32  # bits

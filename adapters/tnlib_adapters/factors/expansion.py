@@ -17,7 +17,7 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, 
 from tnlib_adapters.factors.interpolative import unpack
 from tnlib_adapters.factors.projections import Projections, Sizes, n_out, unstack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 
 
 def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes) -> Projections:

@@ -27,7 +27,7 @@ from tnlib_adapters.factors.integers import (
     part_format,
     round_to_nearest,
 )
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 METHOD = "tnlib"  # prefix of the parts of projections, and name of the method in config.json
 

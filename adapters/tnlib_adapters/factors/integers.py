@@ -25,7 +25,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.factors.packing import pack, unpack
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 BITS = (2, 3, 4, 5, 6, 8)
 FORMAT_FIELDS = ("bits", "axis", "group")  # of a format in config.json

@@ -16,7 +16,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
 from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring, Wiring
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.tensor_file import FLOATS
+from tnlib_adapters.files.safetensors_file import FLOATS
 
 NAMES = ("q", "k", "v", "o")
 

@@ -14,7 +14,7 @@ from typing import Any
 from tnlib import ArgumentTypeError, FileFormatError, MissingFileError
 from tnlib._validate import as_path
 from tnlib_adapters.files.json_file import JsonFile
-from tnlib_adapters.files.tensor_file import Entry, TensorInfo, read_header, write_tensor_file
+from tnlib_adapters.files.safetensors_file import Entry, TensorInfo, read_header, write_tensor_file
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

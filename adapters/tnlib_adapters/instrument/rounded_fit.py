@@ -26,7 +26,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 from tnlib_adapters.instrument.block import Block, as_tensor
 from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit

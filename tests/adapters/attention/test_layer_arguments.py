@@ -132,12 +132,12 @@ def test_walking_all_heads_takes_less_memory_than_the_layer(tmp_path: Path) -> N
     """A layer of the shape of a model of one billion, in bfloat16."""
     import tracemalloc
 
-    from checkpoint_folders import tensor_file
+    from checkpoint_folders import safetensors_file
 
     d, heads, kv, width = 2048, 32, 8, 64
     sizes = {"q_proj": (d, d), "k_proj": (kv * width, d), "v_proj": (kv * width, d), "o_proj": (d, d)}
     zeros = {f"model.layers.0.self_attn.{name}.weight": ("BF16", np.ones(s, np.float32)) for name, s in sizes.items()}
-    tensor_file(tmp_path / "model.safetensors", {**zeros, "model.embed_tokens.weight": ("BF16", np.ones((2, d)))})
+    safetensors_file(tmp_path / "model.safetensors", {**zeros, "model.embed_tokens.weight": ("BF16", np.ones((2, d)))})
     config = {"model_type": "llama", "hidden_size": d, "num_attention_heads": heads, "num_hidden_layers": 1}
     (tmp_path / CONFIG).write_text(json.dumps({**config, "num_key_value_heads": kv, "max_position_embeddings": 99}))
     checkpoint = open_checkpoint(tmp_path)

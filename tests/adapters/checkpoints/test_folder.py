@@ -41,7 +41,7 @@ from tnlib_adapters import (
     save_checkpoint,
 )
 from tnlib_adapters.factors.projections import put_together, take_apart
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 
 from tnlib import ArgumentError, FileFormatError
 

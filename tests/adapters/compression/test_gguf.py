@@ -22,7 +22,7 @@ from tnlib_adapters.compression.gguf_file import blocks, write_gguf  # noqa: E40
 from tnlib_adapters.factors.engine_tensors import COMPRESSED_TENSORS, DESCRIBE, ENCODE  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.files.folder import write_folder  # noqa: E402
-from tnlib_adapters.files.tensor_file import Entry  # noqa: E402
+from tnlib_adapters.files.safetensors_file import Entry  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402

@@ -14,7 +14,7 @@ from oracles import assert_close, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, compress, open_checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.table import EVERYWHERE, METHODS, TABLE, Method, register
+from tnlib_adapters.compression.methods.method_table import EVERYWHERE, METHODS, TABLE, Method, register
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.reference.model import run
 

@@ -15,7 +15,7 @@ from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
-from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.factors.expansion import expand
 

@@ -14,7 +14,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
-from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.report.figures import error_curve
 from tnlib_adapters.compression.report.report import Report, summarise
 from tnlib_adapters.compression.sizes import stored_bytes

@@ -26,8 +26,8 @@ from tnlib_adapters.compression.methods.calibrated import ComponentOptions
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation
 from tnlib_adapters.compression.methods.factorise import ModuleWeights
-from tnlib_adapters.compression.methods.table import METHODS
-from tnlib_adapters.compression.methods.table import WITH_TEXT as BY_TEXT
+from tnlib_adapters.compression.methods.method_table import METHODS
+from tnlib_adapters.compression.methods.method_table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
 

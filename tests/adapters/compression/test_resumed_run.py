@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
-from tnlib_adapters.files.tensor_file import read_header  # noqa: E402
+from tnlib_adapters.files.safetensors_file import read_header  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402
 

@@ -27,7 +27,7 @@ from oracles import refused
 from safetensors.numpy import load_file, save_file
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint, save_checkpoint
-from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.write import encode_in_range as encoded
 
 from tnlib import ArgumentError

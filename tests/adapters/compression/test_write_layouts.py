@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint_folders import WEIGHTS, random_folder, representable, tensor_file
+from checkpoint_folders import WEIGHTS, random_folder, representable, safetensors_file
 from compressed_folders import (
     attention_tensors,
     by_options,
@@ -20,7 +20,7 @@ from compressed_folders import (
 )
 from oracles import refused
 from tnlib_adapters import Budget, compress, open_checkpoint
-from tnlib_adapters.compression.methods.table import METHODS
+from tnlib_adapters.compression.methods.method_table import METHODS
 
 from tnlib import TnlibError
 
@@ -133,7 +133,7 @@ def test_integer_weights_are_refused(method: str, tmp_path: Path) -> None:
     tensors = {k: (t.dtype, t.values) for k, t in read_tensors(source).items()}
     guilty = "encoder.layer.1.attention.self.key.weight"
     tensors[guilty] = ("I64", np.ones((16, 16), np.int64))
-    tensor_file(source / WEIGHTS, tensors)
+    safetensors_file(source / WEIGHTS, tensors)
     with refused(TnlibError, guilty, "I64"):
         compress(source, tmp_path / "out", Budget(keep=0.6), method=method, what="attention")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -22,7 +22,7 @@ from tnlib_adapters.factors.engine_tensors import (
 )
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
 from tnlib_adapters.files.folder import open_folder
-from tnlib_adapters.files.tensor_file import Entry, write_tensor_file
+from tnlib_adapters.files.safetensors_file import Entry, write_tensor_file
 
 from tnlib import ArgumentError, FileFormatError
 

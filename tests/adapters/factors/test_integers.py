@@ -26,7 +26,7 @@ from tnlib_adapters.factors.integers import (
     round_to_nearest,
 )
 from tnlib_adapters.factors.packing import pack, unpack
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 from tnlib import ArgumentError, FileFormatError
 

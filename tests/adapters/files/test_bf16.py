@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 torch = pytest.importorskip("torch")
 

@@ -22,7 +22,14 @@ from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.json_file import JsonFile
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, is_as_written, read_header, write_digested
+from tnlib_adapters.files.safetensors_file import (
+    STORED_AS,
+    Entry,
+    TensorInfo,
+    is_as_written,
+    read_header,
+    write_digested,
+)
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.integers import round_slices
-from tnlib_adapters.files.tensor_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import TensorInfo
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel

@@ -28,7 +28,7 @@ from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import damped, rounding_loss
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
-from tnlib_adapters.files.tensor_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 _DAMPED = (0.01, 0.1)  # multiples of the mean moment of inputs, and of gradients, added to all
 _WIDENED = (1.0, 1.15)  # factors of the scales: compensated entries spread further than those of the matrix

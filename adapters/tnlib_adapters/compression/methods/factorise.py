@@ -12,7 +12,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.table import Method, resolve
+from tnlib_adapters.compression.methods.method_table import Method, resolve
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.methods.table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
+from tnlib_adapters.compression.methods.method_table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 
 
 def names_of(checkpoint: Checkpoint, what: str, *, with_text: bool = False) -> list[str]:

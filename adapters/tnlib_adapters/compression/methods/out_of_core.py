@@ -20,7 +20,7 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.executor import SERIAL, Workers
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
+from tnlib_adapters.files.safetensors_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
 CACHE_BYTES = 2**29
 _SMALL = 2**10  # bytes up to which an array of a part stays in memory

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.methods.table import TABLE
+from tnlib_adapters.compression.methods.method_table import TABLE
 from tnlib_adapters.compression.text import FEWEST_SEQUENCES
 from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 

@@ -16,7 +16,7 @@ from checkpoint_folders import entry, raw_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
-from tnlib_adapters.files.tensor_file import STORED_AS, Entry, encode, read_header, write_tensor_file
+from tnlib_adapters.files.safetensors_file import STORED_AS, Entry, encode, read_header, write_tensor_file
 
 from tnlib import FileFormatError
 
