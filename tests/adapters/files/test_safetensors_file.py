@@ -211,12 +211,12 @@ MEGABYTE_HEADERS = {
 
 
 @pytest.mark.parametrize("name", MEGABYTE_HEADERS)
-def test_a_header_of_a_megabyte_takes_at_most_a_second(name: str, tmp_path: Path) -> None:
+def test_a_header_of_a_megabyte_is_read_in_seconds(name: str, tmp_path: Path) -> None:
     file = raw_file(tmp_path / "x.safetensors", MEGABYTE_HEADERS[name].encode())
     start = time.process_time()
     with contextlib.suppress(FileFormatError):
         read_header(file)
-    assert time.process_time() - start < 1.0  # 0.2 s
+    assert time.process_time() - start < 10  # 0.3 s
 
 
 # ------------------------------------------------------------------------------------------------------------ fuzz
