@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLUMNS = {"mean": "manuals: cosine, mean", "worst": "manuals: cosine, worst"}
-# one hue for what belongs together: grey without a text, blue whitened, green calibrated
+# one hue for what belongs together: grey without a text, blue SVD-LLM, green calibrated
 STYLES: dict[str, dict[str, Any]] = {
     "matrices": {"color": "0.55", "marker": "s"},
     "heads": {"color": "0.35", "marker": "o"},

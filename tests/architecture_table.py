@@ -242,7 +242,7 @@ TEXT = """# Architectures
 Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
 
 `open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` support the architectures below,
-under their names in transformers 4 and 5. Each is one row of `architectures/architecture_table.py`. Every row of the
+under their names in transformers 4 and 5. Each is one row of `architectures/table.py`. Every row of the
 table below is a test against a small model of transformers {version} with random weights, biases and norms, run with
 hooks. An error is the largest over layers and heads, relative to the largest entry, in single precision. The first
 columns of the table use these terms:

@@ -254,7 +254,7 @@ def row_readers(modules: dict[str, Path]) -> list[str]:
     """
     rows = {
         f"tnlib_adapters.architectures.{name}"
-        for name in ("architecture", "architecture_table", "config_keys", "layer_settings", "rope")
+        for name in ("architecture", "table", "config_keys", "layer_settings", "rope")
     }
     allowed = ("tnlib_adapters.architectures.", "tnlib_adapters.checkpoints.checkpoint")
     readers = []
@@ -319,8 +319,8 @@ def test_an_import_that_points_up_is_found(case: str, tmp_path: Path) -> None:
 
 def test_a_module_that_reads_a_row_is_found(tmp_path: Path) -> None:
     texts = {
-        "architectures/architecture_table": "",
-        "circuits/import_of_the_table": "from tnlib_adapters.architectures.architecture_table import ARCHITECTURES",
+        "architectures/table": "",
+        "circuits/import_of_the_table": "from tnlib_adapters.architectures.table import ARCHITECTURES",
         "circuits/attribute": "def f(checkpoint):\n    row = checkpoint.architecture\n    return row.stored",
         "circuits/message": "def f(weights):\n    return f'a {weights.architecture}'",
     }

@@ -87,8 +87,8 @@ def fold(a: Array, exponent: int) -> Scaled:
         length = math.ldexp(min(_SAFE_NORM, math.sqrt(sum_of_squares(a))), exponent)
         if in_safe_range(length, a.size, a.dtype):
             return Scaled(shift(a, exponent), 0)
-    limit, size = math.log2(_safe(dtype_of(a))), math.frexp(largest(a))[1] + exponent
-    return Scaled(shift(a, exponent), 0) if 1 - limit < size < limit else Scaled(a, exponent)
+    limit, exponent_of_largest = math.log2(_safe(dtype_of(a))), math.frexp(largest(a))[1] + exponent
+    return Scaled(shift(a, exponent), 0) if 1 - limit < exponent_of_largest < limit else Scaled(a, exponent)
 
 
 def split_exponential(x: float) -> tuple[int, float]:

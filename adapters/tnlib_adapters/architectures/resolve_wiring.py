@@ -21,10 +21,10 @@ from tnlib_adapters.architectures.architecture import (
     by_config,
 )
 from tnlib_adapters.architectures.architecture import names as alternatives
-from tnlib_adapters.architectures.architecture_table import find_row
 from tnlib_adapters.architectures.config_keys import Config, read_settings
 from tnlib_adapters.architectures.grouped_heads import Sizes, read_sizes
 from tnlib_adapters.architectures.rope_scaling import read_frequencies
+from tnlib_adapters.architectures.table import find_row
 from tnlib_adapters.architectures.wiring import (
     AttentionWiring,
     EmbeddingWiring,

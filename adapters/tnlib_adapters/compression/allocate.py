@@ -85,7 +85,7 @@ def allocate_with_two_budgets(curves: Sequence[Curve], budget: int, most: int) -
             options.append(np.flatnonzero(lower))
             priced.append(Curve(curve.costs[lower], errors[lower]))
         choice = allocate(priced, budget)
-        return None if choice is None else [int(second[k]) for second, k in zip(options, choice, strict=True)]
+        return None if choice is None else [int(kept[k]) for kept, k in zip(options, choice, strict=True)]
 
     def fits(choice: Sequence[int]) -> bool:
         return sum(int(second[k]) for second, k in zip(seconds, choice, strict=True)) <= most

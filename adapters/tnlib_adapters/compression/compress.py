@@ -63,10 +63,10 @@ def compress(
         "all" for attention, feed-forward layers, token embeddings and unembedding; "linear" for attention and
         feed-forward layers alone, to which layouts of engines turn "all"; "attention", or "mlp" for the matrices of the
         feed-forward layers. If embeddings and unembedding are one matrix, it is factorised once and
-        counted once. The budget refers to this part. "matrix" and "calibrated" apply to all of it, "ttm" to attention
-        and feed-forward weights; with the other methods, "mlp" is refused and "all" factorises the weights they do not
-        apply to by "matrix". The report names embeddings that stay as they are (`left_dense`). Of models with experts,
-        and of models without feed-forward layers, only "attention" is compressed.
+        counted once. The budget refers to this part. "matrix", "calibrated" and "quantized" apply to all of it, "ttm"
+        to attention and feed-forward weights; with the other methods, "mlp" is refused and "all" factorises the weights
+        they do not apply to by "matrix". The report names embeddings that stay as they are (`left_dense`). Of models
+        with experts, and of models without feed-forward layers, only "attention" is compressed.
     method
         "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). These take

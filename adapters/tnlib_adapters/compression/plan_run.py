@@ -262,8 +262,8 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     if request.calibration is None:
         factorise_weight(row, weight)
     elif request.in_bits:
-        forms = QuantizedWeight(weight, Metric(reads, slopes), by_row=is_table, forms=forms_of(request))
-        forms.rounded(next(k for k, option in enumerate(forms.options) if option.rank is None))
+        quantized = QuantizedWeight(weight, Metric(reads, slopes), by_row=is_table, forms=forms_of(request))
+        quantized.rounded(next(k for k, option in enumerate(quantized.options) if option.rank is None))
     else:
         components_on_device(weight, reads, slopes, request.run.device)
     return float(ratio**3) * (time.perf_counter() - started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -69,10 +69,6 @@ class Products:
     def modules(self) -> dict[str, Any]:
         """Multiply out the weights outside the attention."""
         return {name: self.product(name) for name in self.factors if name not in NAMES}
-
-    def beside(self, modules: Mapping[str, tuple[Any, ...]]) -> Products:
-        """Return the products with those of modules outside the attention added."""
-        return replace(self, factors={**self.factors, **modules})
 
     def each(self, function: Callable[..., Any], *others: Products) -> Products:
         """Apply a function to every matrix and the output bias, with those of `others` as further arguments."""

@@ -43,13 +43,14 @@ class Contraction:
     inputs, outputs
         Axes of the weight that are read and written, each one feature axis in this order.
     forming
-        The factors in the order in which the weight is multiplied out; () for that of `axes`.
+        The factors in the order in which the weight is multiplied out, in groups that are multiplied out one by one
+        and then with each other; () for one group in the order of `axes`.
     """
 
     axes: Mapping[str, Axes]
     inputs: Axes
     outputs: Axes
-    forming: tuple[str, ...] = ()
+    forming: tuple[tuple[str, ...], ...] = ()
 
 
 LOW_RANK = Contraction({"left": ("m", "r"), "right": ("r", "n")}, ("m",), ("n",))
@@ -73,13 +74,14 @@ def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     factors = {f"factor{k}": (f"n{k}", f"r{k}") for k in legs}
     core = {"core": _numbered("r", legs)}
     first, last = ({name: factors[name] for name in _numbered("factor", side)} for side in (inputs, outputs))
-    return Contraction(first | core | last, *_read_and_written(inputs, outputs), ("core", *factors))
+    return Contraction(first | core | last, *_read_and_written(inputs, outputs), (("core", *factors),))
 
 
 def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     """Return the network of a CP: `weights` (R,) and `factor<k>` (n, R); R is an axis of all factors."""
     first, last = ({f"factor{k}": (f"n{k}", "R") for k in side} for side in (reversed(inputs), outputs))
-    return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
+    groups = (*first, "weights"), tuple(last)  # one product of two Khatri-Rao products
+    return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs), groups)
 
 
 class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
@@ -98,15 +100,12 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         n_in, n_out = (math.prod(sizes[axis] for axis in axes) for axes in (network.inputs, network.outputs))
         super().__init__(factors, (n_in, n_out))
         self.network, self._sizes, self._first = network, sizes, first
-        legs = (*network.inputs, *network.outputs)
-        self._start, *others = network.forming or network.axes
         self._through = _steps(network, [*network.axes], ("rows", *network.outputs))
-        self._forming = _steps(network, others, legs)
-        through, forming = (
-            self._count(network.inputs, self._through),
-            self._count(network.axes[self._start], self._forming),
-        )
-        self._cost = Multiplications(through, forming)
+        self._forming = _groups(network)
+        forming = sum(self._count(network.axes[start], steps) for start, steps in self._forming)
+        if len(self._forming) > 1:
+            forming += n_in * n_out * math.prod(sizes[axis] for axis in _joining(network))
+        self._cost = Multiplications(self._count(network.inputs, self._through), forming)
         # factors that rows are multiplied by as they are, so that they may stay in integers
         self.is_chain = all(len(axes) == 2 for axes in network.axes.values()) and (
             [axes[0] for axes in network.axes.values()] == [*network.inputs, *_bonds(network)]
@@ -143,15 +142,20 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         if self.is_chain:
             return reduce(self.times, network.axes, x)
         t = x.reshape(-1, *(self._sizes[axis] for axis in network.inputs))
-        t = self._contracted(t, ("rows", *network.inputs), self._through, ("rows", *network.outputs))
-        return t.reshape(*x.shape[:-1], self.out_features)
+        t, axes = self._multiplied(t, ("rows", *network.inputs), self._through)
+        return _in_order(t, axes, ("rows", *network.outputs)).reshape(*x.shape[:-1], self.out_features)
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W."""
         network = self.network
-        start, legs = self._array(self._start, dtype), (*network.inputs, *network.outputs)
-        full = self._contracted(start, network.axes[self._start], self._forming, legs, dtype)
-        return full.reshape(self.in_features, self.out_features)
+        legs = (*network.inputs, *network.outputs)
+        (full, axes), *others = [
+            self._multiplied(self._array(start, dtype), network.axes[start], steps, dtype)
+            for start, steps in self._forming
+        ]
+        for formed, of_formed in others:
+            full, axes = _contract(full, axes, formed, of_formed, legs)
+        return _in_order(full, axes, legs).reshape(self.in_features, self.out_features)
 
     def cost(self) -> Multiplications:
         """Return the multiplications of both orders."""
@@ -175,17 +179,16 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
             return super().transposed_product(y)
         return reduce(torch.matmul, (self.part(name).mT for name in reversed([*self.network.axes])), y)
 
-    def _contracted(
-        self, t: Tensor, axes: Axes, steps: Sequence[_Step], result: Axes, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Return a tensor contracted with factors, with the axes of the result in order, and those of length 1 last."""
+    def _multiplied(
+        self, t: Tensor, axes: Axes, steps: Sequence[_Step], dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Axes]:
+        """Return a tensor contracted with factors, and its axes."""
         for part, later in steps:
             t, axes = _contract(t, axes, self._array(part, dtype), self.network.axes[part], later)
-        order = [axes.index(axis) for axis in result]
-        return t.permute(*order, *[k for k in range(t.ndim) if k not in order])
+        return t, axes
 
     def _count(self, axes: Axes, steps: Sequence[_Step]) -> int:
-        """Return the multiplications of `_contracted` for one row."""
+        """Return the multiplications of `_multiplied` for one row."""
         total = 0
         for part, later in steps:
             union, common = {*axes, *self.network.axes[part]}, {*axes} & {*self.network.axes[part]}
@@ -215,6 +218,28 @@ def _contract(a: Tensor, axes: Axes, b: Tensor, others: Axes, later: Axes) -> tu
     right = b.permute([others.index(axis) for axis in (*summed, *free_b)])
     sizes = [*left.shape[: len(free_a)], *right.shape[len(summed) :]]
     return (left.reshape(-1, inner) @ right.reshape(inner, -1)).reshape(sizes), result  # a [inner], [inner] b
+
+
+def _in_order(t: Tensor, axes: Axes, result: Axes) -> Tensor:
+    """Return a tensor with the axes of the result in order, and those of length 1 last."""
+    order = [axes.index(axis) for axis in result]
+    return t.permute(*order, *[k for k in range(t.ndim) if k not in order])
+
+
+def _groups(network: Contraction) -> list[tuple[str, list[_Step]]]:
+    """Return the first factor of every group of `forming`, and the steps to the product of the group."""
+    groups = network.forming or (tuple(network.axes),)
+    found = []
+    for group in groups:
+        elsewhere = [axis for part, axes in network.axes.items() if part not in group for axis in axes]
+        found.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
+    return found
+
+
+def _joining(network: Contraction) -> set[str]:
+    """Return the axes over which the groups of `forming` are summed."""
+    every = [{axis for part in group for axis in network.axes[part]} for group in network.forming]
+    return set.intersection(*every) - {*network.inputs, *network.outputs}
 
 
 def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:

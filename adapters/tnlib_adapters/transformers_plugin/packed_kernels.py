@@ -142,7 +142,8 @@ def use_packed_kernels(model: nn.Module) -> nn.Module:
 
 def _packable(layer: FactoredLinear) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
     """Return shapes and formats of the parts that a kernel multiplies by."""
-    return {name: operands for name, operands in layer.multiplied_integers().items() if PackedProduct.holds(*operands)}
+    parts = layer.multiplied_integers().items()
+    return {name: (shape, form) for name, (shape, form) in parts if PackedProduct.holds(shape, form)}
 
 
 def _add_kernels(layer: FactoredLinear) -> None:

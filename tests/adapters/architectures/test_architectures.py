@@ -10,7 +10,7 @@ import pytest
 from attention_layers import ARRAYS, from_the_diagonal, homogeneous, mask_of, scores_of, visible
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint
-from tnlib_adapters.architectures.architecture_table import ARCHITECTURES
+from tnlib_adapters.architectures.table import ARCHITECTURES
 
 from tnlib import ArgumentError, ArgumentTypeError
 

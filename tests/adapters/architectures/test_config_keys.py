@@ -15,8 +15,8 @@ import pytest
 from checkpoint_folders import CONFIG, change_config
 from oracles import assert_close, refused
 from tnlib_adapters import Attention, open_checkpoint, save_checkpoint
-from tnlib_adapters.architectures.architecture_table import ARCHITECTURES
 from tnlib_adapters.architectures.config_keys import KEYS, SYNONYMS
+from tnlib_adapters.architectures.table import ARCHITECTURES
 
 from tnlib import FileFormatError, TnlibError
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Attention, HeadNorm
-from tnlib_adapters.architectures.architecture_table import ARCHITECTURES
 from tnlib_adapters.architectures.config_keys import read_settings
 from tnlib_adapters.architectures.layer_settings import alibi_slopes
 from tnlib_adapters.architectures.rope_scaling import Frequencies, read_frequencies
+from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib_adapters.attention.rotary import Rotary
 
 from tnlib import ArgumentError, ArgumentTypeError, FileFormatError

@@ -122,6 +122,16 @@ def test_the_folder_of_another_model_or_text_is_refused(folders, text, tmp_path,
     assert runs.count == observed
 
 
+def test_other_files_stay_in_the_folder(folders, text, tmp_path):
+    compress(folders[0], tmp_path / "a", text, tmp_path / "seen", keep=0.5)
+    (tmp_path / "seen" / "notes").mkdir()
+    (tmp_path / "seen" / "notes.txt").write_text("precious")
+    compress(folders[0], tmp_path / "b", text, tmp_path / "seen", keep=0.4)
+    groups = [f"group{k}.safetensors" for k in range(tnlib_adapters.open_checkpoint(folders[0]).n_layers)]
+    stored = sorted(file.name for file in (tmp_path / "seen").iterdir())
+    assert stored == sorted([*groups, "notes", "notes.txt", "tnlib_calibration.json"])
+
+
 def test_a_flipped_bit_is_noticed(folders, text, tmp_path):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", keep=0.5)
     file = tmp_path / "seen" / "group0.safetensors"
@@ -184,6 +194,7 @@ def test_a_folder_of_other_files_is_refused(folders, text, tmp_path, runs):
     for folder, message in (
         (tmp_path / "mine", "an empty one or that of another run"),
         (tmp_path / "out" / "run", "must lie outside OUT"),
+        (tmp_path, "OUT outside it"),
         (tmp_path / "nowhere" / "run", "in a folder that exists"),
         (text, "an empty one or that of another run"),
     ):

@@ -64,7 +64,7 @@ def reshape(tt: Any, shape: Any) -> Any:
     new = _new_sizes(tt, old, shape)
     cores, splits = list[Array](), False
     for first, after in _groups(old, new):
-        rows = tuple(math.prod(joined) for joined in zip(*(old[k] for k in first), strict=True))
+        rows = tuple(math.prod(sizes) for sizes in zip(*(old[k] for k in first), strict=True))
         ends = tt.cores[first[0]].shape[0], tt.cores[first[-1]].shape[-1]
         refuse_unallocatable("reshape", (ends[0], *rows, ends[1]), tt.dtype)
         joined = _joined([tt.cores[k] for k in first])
@@ -198,7 +198,7 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
 
 def _new_sizes(tt: Any, old: Sequence[Sizes], shape: Any) -> list[Sizes]:
     """Return the sizes of the new cores, validated."""
-    totals = [math.prod(joined) for joined in zip(*old, strict=True)]
+    totals = [math.prod(side) for side in zip(*old, strict=True)]
     if isinstance(tt, TensorTrain):
         return [(n,) for n in as_sizes("reshape", "shape", shape, total=totals[0])]
     if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(map(is_list, shape)):
@@ -246,12 +246,12 @@ def _joined(cores: Sequence[Array]) -> Array:
 def _split(core: Array, sizes: Sequence[Sizes]) -> list[Array]:
     """Return cores of these sizes whose product is one core, all but the last one left-isometric."""
     cores, rest = list[Array](), core
-    for leg in sizes[:-1]:
-        sides, left = len(leg), len(rest)
-        rests = [n // m for n, m in zip(rest.shape[1:-1], leg, strict=True)]
-        factored = rest.reshape(left, *(n for pair in zip(leg, rests, strict=True) for n in pair), rest.shape[-1])
+    for dims in sizes[:-1]:
+        sides, left = len(dims), len(rest)
+        rests = [n // m for n, m in zip(rest.shape[1:-1], dims, strict=True)]
+        factored = rest.reshape(left, *(n for pair in zip(dims, rests, strict=True) for n in pair), rest.shape[-1])
         order = [0, *range(1, 2 * sides, 2), *range(2, 2 * sides + 1, 2), 2 * sides + 1]
-        q, r = qr_positive(np.ascontiguousarray(factored.transpose(order)).reshape(left * math.prod(leg), -1))
-        cores.append(q.reshape(left, *leg, -1))
+        q, r = qr_positive(np.ascontiguousarray(factored.transpose(order)).reshape(left * math.prod(dims), -1))
+        cores.append(q.reshape(left, *dims, -1))
         rest = r.reshape(len(r), *rests, core.shape[-1])
     return [*cores, rest.reshape(len(rest), *sizes[-1], core.shape[-1])]

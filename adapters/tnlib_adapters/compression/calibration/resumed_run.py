@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 import weakref
@@ -42,6 +43,8 @@ _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
 _BLOCK = 1 << 24  # bytes hashed at a time
+# streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
+_OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\.safetensors|\..*\.partial")
 
 
 class CalibrationFolder:
@@ -103,10 +106,10 @@ class CalibrationFolder:
         return Statistics(*({key: tensors[name].read_stored() for key, name in of_kind.items()} for of_kind in names))
 
     def finish(self) -> None:
-        """Remove all but the statistics, when a run is done."""
+        """Remove the files of the run but for its statistics, when it is done."""
         for file in self.path.iterdir() if not self._is_temporary and self.path.is_dir() else ():
-            if file.name != _ORIGIN and not file.match("group*.safetensors"):
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
+            if _OF_RUN.fullmatch(file.name) and file.is_file():
+                file.unlink()
 
     def _of_group(self, group: int) -> Path:
         return self.path / f"group{group}.safetensors"
@@ -143,11 +146,12 @@ def _digest_of_tokens(batches: Sequence[Batch]) -> str:
 
 
 def check_run_folder(folder: Path, out: Path | None = None) -> None:
-    """Raise if a folder holds anything but the results of a run, or lies in OUT."""
-    if out is not None and folder.resolve().is_relative_to(out.resolve()):
+    """Raise if a folder holds anything but the results of a run, lies in OUT, or OUT in it."""
+    inner, outer = folder.resolve(), folder.resolve() if out is None else out.resolve()
+    if out is not None and (inner.is_relative_to(outer) or outer.is_relative_to(inner)):
         raise ArgumentError(
-            f"compress: folder (--folder) must lie outside OUT, which is replaced as a whole, got {folder} in {out}; "
-            "name another folder."
+            f"compress: folder (--folder) must lie outside OUT, and OUT outside it, got {folder} and {out}; name "
+            "another folder."
         )
     if not folder.absolute().parent.is_dir():
         raise ArgumentError(
@@ -193,7 +197,7 @@ class FittedFiles:
             n += 1
         # the fit of the next block reads the streams after those that are done
         if not n or not self._streams.has(f"truncated-{n}"):
-            for old in (*self._folder.glob("fitted*.safetensors"), *self._folder.rglob("truncated-*")):
+            for old in (*self._folder.glob("fitted*.safetensors"), *self._folder.glob("truncated-*")):
                 old.unlink()
             return 0
         return n

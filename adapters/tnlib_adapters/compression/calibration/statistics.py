@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.weighted_moments import WeightedMoments
-from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.progress import Progress, Stage, quiet
 from tnlib_adapters.files.process_memory import release_free_memory
 
@@ -51,25 +51,15 @@ class Statistics:
         return moments[:rows, :rows]
 
 
-def collect(
-    model: RunningModel,
-    uses: WeightUses,
-    batches: Sequence[Batch],
-    progress: Progress = quiet,
-    *,
-    workspace: Workspace | None = None,
-) -> Statistics:
-    """Return the statistics of the batches; parameters are those of `collect_groups`.
-
-    `workspace` has the memory and temporary files of what is returned; None for the default memory, without files.
-    """
+def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch], progress: Progress = quiet) -> Statistics:
+    """Return the statistics of the batches in memory; parameters are those of `collect_groups`."""
     from tnlib_adapters.instrument.block_passes import Streams
 
-    kept = [StoredArrays(workspace or Workspace()) for _ in range(3)]
+    kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
 
     def keep(_: int, statistics: Statistics) -> None:
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
-            part.add(arrays)
+            part.update(arrays)
 
     streams = Streams.temporary(batches, model.sizes.d_model)
     collect_groups(model, uses, batches, progress, streams=streams, save=keep)

@@ -16,8 +16,8 @@ from tnlib_adapters.factors.projections import Projections, Sizes
 
 
 @dataclass(frozen=True)
-class Projected:
-    """A projection of the attention and its biases; the weight of a module has the name ""."""
+class ProjectionBias:
+    """Name, inputs and biases of a projection of the attention; the weight of a module has the name ""."""
 
     name: str
     n_in: int  # inputs, without a bias row
@@ -53,22 +53,24 @@ class ComponentOptions:
         self,
         weight: Array,
         components: Components,
-        projection: Projected | None = None,
+        projection: ProjectionBias | None = None,
         *,
         gauged: bool = True,
         looked_up: bool = False,
     ) -> None:
         self.weight, self.components = weight, components
-        self.projection = projection or Projected("", len(weight))
+        self.projection = projection or ProjectionBias("", len(weight))
         self._gauged, self._looked_up = gauged, looked_up
 
     @property
     def curve(self) -> Curve:
         """Numbers and losses of 0, 1, ... components, then of the dense weight."""
-        place = self.projection
-        n_dense = (place.n_in + place.has_bias_row) * self.weight.shape[1]
+        projection = self.projection
+        n_dense = (projection.n_in + projection.has_bias_row) * self.weight.shape[1]
         curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
-        return curve if place.output_bias is None else replace(curve, costs=curve.costs + place.output_bias.size)
+        return (
+            curve if projection.output_bias is None else replace(curve, costs=curve.costs + projection.output_bias.size)
+        )
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of an option."""
@@ -82,18 +84,22 @@ class ComponentOptions:
 
     def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix with these factors."""
-        place = self.projection
-        bias = {"bias": output_bias} if place.name == "o" and output_bias is not None else {}
+        projection = self.projection
+        bias = {"bias": output_bias} if projection.name == "o" and output_bias is not None else {}
         if len(factors) == 2 and self._gauged:
             left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
             arrays = self._cast({"left": left, "right": right} | bias)
-            return FactoredMatrix("interpolative", place.name, arrays, rows=rows, biases=place.name * place.is_biased)
+            return FactoredMatrix(
+                "interpolative", projection.name, arrays, rows=rows, biases=projection.name * projection.is_biased
+            )
         if len(factors) == 2:
-            return FactoredMatrix("low_rank", place.name, self._cast({"left": factors[0], "right": factors[1]}))
+            return FactoredMatrix("low_rank", projection.name, self._cast({"left": factors[0], "right": factors[1]}))
         (weight,) = factors or (self.weight,)
-        if place.has_bias_row:
-            bias = {"bias": weight[place.n_in] if len(weight) > place.n_in else np.zeros(weight.shape[1])}
-        return FactoredMatrix("dense", place.name, self._cast({whole_part(place.name): weight[: place.n_in]} | bias))
+        if projection.has_bias_row:
+            bias = {"bias": weight[projection.n_in] if len(weight) > projection.n_in else np.zeros(weight.shape[1])}
+        return FactoredMatrix(
+            "dense", projection.name, self._cast({whole_part(projection.name): weight[: projection.n_in]} | bias)
+        )
 
     def _cast(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         return {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
@@ -102,8 +108,8 @@ class ComponentOptions:
 def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:
     """Return a projection with folded biases by the components of `with_bias_row`."""
     output_bias = folded.biases.get("o") if name == "o" else None
-    place = Projected(name, len(folded.weights[name]), name in folded.biases, output_bias)
-    return ComponentOptions(with_bias_row(folded, name), components, place)
+    projection = ProjectionBias(name, len(folded.weights[name]), name in folded.biases, output_bias)
+    return ComponentOptions(with_bias_row(folded, name), components, projection)
 
 
 def with_bias_row(folded: Projections, name: str) -> Array:

@@ -246,8 +246,10 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
         if isinstance(matrices, StoredMatrices):
             return matrices
         stored = cls(Workspace())
-        stored.descriptions = {module: [matrix.describe() for matrix in stack] for module, stack in matrices.items()}
-        stored._in_memory = {module: list(stack) for module, stack in matrices.items()}
+        stored.descriptions = {
+            name: [matrix.describe() for matrix in of_module] for name, of_module in matrices.items()
+        }
+        stored._in_memory = {name: list(of_module) for name, of_module in matrices.items()}
         return stored
 
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:

@@ -120,11 +120,11 @@ class StoredBias:
     values: Array | None = None  # None: it stays in its own tensor
     mean: Array | None = None  # input, by which rounding changes the mean output: that is subtracted. None to leave it
 
-    def beside(self, change: Array) -> Array | None:
-        """Return the values for a weight that rounding has changed: W - W'."""
+    def beside(self, weight: Array, product: RoundedProduct) -> Array | None:
+        """Return the values for a weight and what rounding made of it."""
         if self.values is None or self.mean is None:
             return self.values
-        shifted: Array = self.values + self.mean @ change
+        shifted: Array = self.values + self.mean @ (weight - product.values())
         return shifted.astype(self.values.dtype)
 
 
@@ -190,7 +190,7 @@ class QuantizedWeight:
 
     def bias_beside(self, product: RoundedProduct) -> Array | None:
         """Return the bias for a rounded weight."""
-        return self._bias.beside(self.weight - product.values())
+        return self._bias.beside(self.weight, product)
 
     def packed(self, integers: tuple[Integers, ...], bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix of the rounded parts of the weight, see `weight_of_parts`."""
