@@ -91,9 +91,7 @@ def test_plain_methods_have_the_bits_of_one_process(method: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{"what": "all", "bits": 3}, {"what": "all", "keep": 0.5}, {"method": "matrix", "keep": 0.5}]
-)
+@pytest.mark.parametrize("options", [{"what": "all", "bits": 3}, {"what": "all", "keep": 0.5}])
 def test_methods_on_a_text_have_the_bits_of_one_process(
     options: dict[str, Any], cluster: Any, text: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +104,7 @@ def test_methods_on_a_text_have_the_bits_of_one_process(
 
 @pytest.mark.slow
 def test_statistics_of_one_process_are_used_by_workers(text: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"calibrate": text, "statistics": tmp_path / "statistics"}
+    options: dict[str, Any] = {"calibrate": text, "folder": tmp_path / "statistics"}
     compress(LLAMA, tmp_path / "first", **by_options(keep=0.5, **options))
     compress(LLAMA, tmp_path / "one", **by_options(keep=0.7, **options))
     with open_executor(workers=2) as pool:

@@ -245,7 +245,6 @@ def test_isolated_features_beyond_the_budget(kind: str, seed: int) -> None:
     count, percent = int(found[1].replace(",", "")), float(found[2])
     assert percent == pytest.approx(100 * (1 - 0.01 ** (1 / count)), rel=0.05)
     assert not fit.converged or missed.mean() <= percent / 100
-    assert kind != "sum" or (not fit.converged or not missed.any())
 
 
 @pytest.mark.parametrize("seed", range(3))
