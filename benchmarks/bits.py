@@ -23,13 +23,15 @@ import click
 import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import collect
+from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
 from tnlib_adapters.compression.evaluation.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
+from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, input_of, open_running
 from tnlib_adapters.instrument.weight_inputs import WeightUses, find_uses
 
@@ -75,6 +77,18 @@ def _inputs(model: RunningModel, batch: Batch, uses: WeightUses) -> dict[str, Ar
         with_bias = use.projection is not None and use.projection.name != "o"
         arrays[key] = np.pad(x, ((0, 0), (0, 1)), constant_values=1.0) if with_bias else x
     return arrays
+
+
+def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch]) -> Statistics:
+    """Return the statistics of the batches in memory."""
+    kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
+
+    def keep(_: int, statistics: Statistics) -> None:
+        for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
+            part.update(arrays)
+
+    collect_groups(model, uses, batches, quiet, streams=Streams.temporary(batches, model.sizes.d_model), save=keep)
+    return Statistics(*kept)
 
 
 class Subject:

@@ -23,7 +23,7 @@ import tnlib_adapters
 from scipy.linalg import block_diag
 from tnlib_adapters import Attention, Budget, Calibration, Checkpoint, Run
 from tnlib_adapters.checkpoints.modified import wide
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect
+from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import rounding_loss
 from tnlib_adapters.compression.methods.other_matrices import names_of
@@ -34,6 +34,7 @@ from tnlib_adapters.instrument.running_model import open_running
 from tnlib_adapters.instrument.weight_inputs import find_uses
 from tnlib_adapters.transforms import gauge_choice
 
+from benchmarks.bits import collect
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text
 from benchmarks.language_models import WINDOW
 from benchmarks.language_models import calibration_text as text_of_language_models

@@ -103,8 +103,8 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         self._through = _steps(network, [*network.axes], ("rows", *network.outputs))
         self._forming = _groups(network)
         forming = sum(self._count(network.axes[start], steps) for start, steps in self._forming)
-        if len(self._forming) > 1:
-            forming += n_in * n_out * math.prod(sizes[axis] for axis in _joining(network))
+        if len(self._forming) > 1:  # of a CP
+            forming += n_in * n_out * sizes["R"]
         self._cost = Multiplications(self._count(network.inputs, self._through), forming)
         # factors that rows are multiplied by as they are, so that they may stay in integers
         self.is_chain = all(len(axes) == 2 for axes in network.axes.values()) and (
@@ -234,12 +234,6 @@ def _groups(network: Contraction) -> list[tuple[str, list[_Step]]]:
         elsewhere = [axis for part, axes in network.axes.items() if part not in group for axis in axes]
         found.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
     return found
-
-
-def _joining(network: Contraction) -> set[str]:
-    """Return the axes over which the groups of `forming` are summed."""
-    every = [{axis for part in group for axis in network.axes[part]} for group in network.forming]
-    return set.intersection(*every) - {*network.inputs, *network.outputs}
 
 
 def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:

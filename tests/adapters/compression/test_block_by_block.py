@@ -17,7 +17,6 @@ transformers = pytest.importorskip("transformers")
 
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.statistics import collect  # noqa: E402
 from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
 from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.evaluation.plain_int8 import round_weights  # noqa: E402
@@ -33,6 +32,7 @@ from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.reference.weights import read_weights  # noqa: E402
 from transformers_models import MODELS, made_up_text, random_model, save_with_tokenizer  # noqa: E402
 
+from benchmarks.bits import collect  # noqa: E402
 from tnlib import FileFormatError  # noqa: E402
 
 NAMES = [name for name in MODELS if name not in ("vit", "t5", "t5_untied")]  # of text, of one stack

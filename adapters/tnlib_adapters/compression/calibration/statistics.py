@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.weighted_moments import WeightedMoments
 from tnlib_adapters.compression.methods.out_of_core import Workspace
-from tnlib_adapters.compression.progress import Progress, Stage, quiet
+from tnlib_adapters.compression.progress import Progress, Stage
 from tnlib_adapters.files.process_memory import release_free_memory
 
 if TYPE_CHECKING:
@@ -49,21 +49,6 @@ class Statistics:
         """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
         moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]
         return moments[:rows, :rows]
-
-
-def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch], progress: Progress = quiet) -> Statistics:
-    """Return the statistics of the batches in memory; parameters are those of `collect_groups`."""
-    from tnlib_adapters.instrument.block_passes import Streams
-
-    kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
-
-    def keep(_: int, statistics: Statistics) -> None:
-        for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
-            part.update(arrays)
-
-    streams = Streams.temporary(batches, model.sizes.d_model)
-    collect_groups(model, uses, batches, progress, streams=streams, save=keep)
-    return Statistics(*kept)
 
 
 def collect_groups(
