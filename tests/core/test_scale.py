@@ -42,10 +42,11 @@ VALUES: dict[str, Callable[[float], Any]] = {
 }
 
 
-def assert_same_fit(got: Any, want: Any, c: float, factor: float) -> None:
+def assert_same_fit(got: Any, want: Any, c: float, factor: float, rel: float = 1e-10) -> None:
     assert got.value.ranks == want.value.ranks
-    assert got.error == pytest.approx(want.error, rel=1e-3, abs=factor * oracles.eps(float))
+    assert got.error == pytest.approx(want.error, rel=rel, abs=1e-14)
     assert got.converged == want.converged
+    assert got.n_iter == want.n_iter
     oracles.assert_close(got.value.full() / c, want.value.full(), factor=factor)
 
 
@@ -53,11 +54,12 @@ def assert_same_fit(got: Any, want: Any, c: float, factor: float) -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_verbs(name: str, c: float) -> None:
     value, plain = VALUES[name](c), VALUES[name](1.0)
-    assert value.norm() == pytest.approx(c * plain.norm(), rel=1e-12)
+    assert value.norm() == pytest.approx(c * plain.norm(), rel=1e-13)
     if not isinstance(value, tnlib.CP):
-        assert_same_fit(tnlib.round(value, rtol=0.3), tnlib.round(plain, rtol=0.3), c, 1e4)
+        for rtol in (0.3, 1e-10):
+            assert_same_fit(tnlib.round(value, rtol=rtol), tnlib.round(plain, rtol=rtol), c, 1e3)
     if not isinstance(value, tnlib.SVD):
-        assert tnlib.inner(value, plain) == pytest.approx(c * tnlib.inner(plain, plain), rel=1e-11)
+        assert tnlib.inner(value, plain) == pytest.approx(c * tnlib.inner(plain, plain), rel=1e-12)
     if not isinstance(value, tnlib.KroneckerTerms):
         for kind in (tnlib.TensorTrain, tnlib.Tucker, *([] if plain.ndim > 2 else [tnlib.SVD, tnlib.LowRank])):
             oracles.assert_close(tnlib.convert(value, kind).full() / c, plain.full(), factor=400)
@@ -90,4 +92,11 @@ FITS: dict[str, Callable[[float], Any]] = {
 @scales
 @pytest.mark.parametrize("name", FITS)
 def test_fits(name: str, c: float) -> None:
-    assert_same_fit(FITS[name](c), FITS[name](1.0), c, 1e8 if "cp" in name else 1e4)
+    got, want = FITS[name](c), FITS[name](1.0)
+    if name in ("cp", "cp of a core"):  # of collinear components: the fit is exact, the path to it differs by roundoff
+        assert max(got.error, want.error) < 1e-8
+        assert got.value.norm() == pytest.approx(c * want.value.norm(), rel=1e-7)
+    elif "known" in name:
+        assert_same_fit(got, want, c, 1e6, rel=1e-3)
+    else:
+        assert_same_fit(got, want, c, 1e3, rel=1e-12)

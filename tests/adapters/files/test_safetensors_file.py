@@ -211,12 +211,15 @@ MEGABYTE_HEADERS = {
 
 
 @pytest.mark.parametrize("name", MEGABYTE_HEADERS)
-def test_a_header_of_a_megabyte_is_read_in_seconds(name: str, tmp_path: Path) -> None:
+def test_a_header_of_a_megabyte_takes_at_most_a_second(name: str, tmp_path: Path) -> None:
     file = raw_file(tmp_path / "x.safetensors", MEGABYTE_HEADERS[name].encode())
-    start = time.process_time()
-    with contextlib.suppress(FileFormatError):
-        read_header(file)
-    assert time.process_time() - start < 10  # 0.3 s
+    seconds = []
+    for _ in range(3):  # the least: garbage collections of a large process, and a busy machine, add to single ones
+        start = time.process_time()
+        with contextlib.suppress(FileFormatError):
+            read_header(file)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1.0  # 0.3 s
 
 
 # ------------------------------------------------------------------------------------------------------------ fuzz

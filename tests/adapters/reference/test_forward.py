@@ -44,7 +44,10 @@ def test_the_loss_is_that_of_the_model(name: str, saved: Any) -> None:
     with torch.no_grad():
         logits = copy.deepcopy(model).double()(torch.from_numpy(tokens)).logits[:, :-1]
         want = torch.nn.functional.cross_entropy(logits.mT, labels)  # -100: does not count
-    assert loss(open_checkpoint(folder), tokens, mask) == pytest.approx(float(want), rel=1e-6)
+    got = loss(open_checkpoint(folder), tokens, mask)
+    assert got == pytest.approx(float(want), rel=1e-6)
+    if name.startswith("gpt2"):  # the others compute parts in single precision whatever their dtype
+        assert_close(got, float(want), factor=1000)
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

@@ -42,7 +42,10 @@ def test_everything_agrees_with_the_model(name: str, saved: Any, recorded: Any) 
     layer_by_layer(run(open_checkpoint(saved(name)[1]), want.tokens, want.decoder_tokens), want, factor=256)
 
 
-@pytest.mark.parametrize("name", ["bert", "bert_masked", "gpt2_lm", "gpt2_unscaled", "gpt2_by_layer", "minilm"])
+IN_DOUBLE = ["bert", "bert_masked", "gpt2", "gpt2_lm", "gpt2_untied", "gpt2_unscaled", "gpt2_by_layer", "minilm"]
+
+
+@pytest.mark.parametrize("name", IN_DOUBLE)
 def test_everything_agrees_with_the_model_in_double_precision(name: str, saved: Any, recorded: Any) -> None:
     want = models.record(copy.deepcopy(saved(name)[0]).double(), recorded(name).tokens)
     layer_by_layer(run(open_checkpoint(saved(name)[1]), want.tokens), want, 1000, np.float64)

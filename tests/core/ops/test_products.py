@@ -184,6 +184,21 @@ def test_matrix_elements(legs: Any, ranks: Any, kinds: Any, seed: int, matrix: b
     assert abs(got - want) <= 100 * max(oracles.eps(k) for k in kinds) * size
 
 
+def test_energies_of_200_spins() -> None:
+    """- sum Z Z - h sum X: -(d - 1) on all spins up, -h d along the field, and no product of bonds of 200."""
+    d, h = 200, 0.7
+    x, z, core = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0]), np.zeros((3, 2, 2, 3))
+    core[0, :, :, 0] = core[2, :, :, 2] = np.eye(2)
+    core[0, :, :, 1], core[1, :, :, 2], core[0, :, :, 2] = z, -z, -h * x
+    operator = tnlib.TTMatrix([core[:1], *[core] * (d - 2), core[..., 2:]])
+    up, along = product([np.array([1.0, 0.0])] * d), product([np.full(2, 0.5**0.5)] * d)
+    assert tnlib.inner(up, up, operator) == pytest.approx(1 - d, rel=1e-13)
+    assert tnlib.inner(along, along, operator) == pytest.approx(-h * d, rel=1e-13)
+    state = ghz(d, 2)
+    assert tnlib.inner(state, state, operator) == pytest.approx(2 * (1 - d), rel=1e-13)
+    assert tnlib.inner(1e200 * up, 1e-200 * up, operator) == pytest.approx(1 - d, rel=1e-12)
+
+
 FLIP = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 3)
 BETWEEN = [
     (lambda: tnlib.inner(ghz(3, 2), ghz(3, 2), np.eye(8)), TypeError, ["operator must be a TTMatrix", "ndarray"]),

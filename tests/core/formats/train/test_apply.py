@@ -139,12 +139,10 @@ def test_a_transverse_field_ising_chain(d: int) -> None:
     assert max(fit.value.ranks) == 2
     assert fit.value.norm() == pytest.approx(math.hypot(d - 1, 0.7 * math.sqrt(d)), rel=1e-12)
     assert tnlib.inner(up, fit.value) == pytest.approx(1 - d, rel=1e-12)
-    assert tnlib.inner(1e200 * up, 1e-200 * up, h) == pytest.approx(1 - d, rel=1e-12)
     fit = tnlib.apply(h, along)
     assert max(fit.value.ranks) <= 3
     assert fit.value.norm() == pytest.approx(math.hypot(0.7 * d, math.sqrt(d - 1)), rel=1e-12)
     assert tnlib.inner(along, fit.value) == pytest.approx(-0.7 * d, rel=1e-12)
-    assert tnlib.inner(along, along, h) == pytest.approx(-0.7 * d, rel=1e-12)
     assert tnlib.distance(fit.value, h @ along) <= 1e-12 * d
     square = tnlib.apply(h, h)  # of operators
     assert max(square.value.ranks) <= 9
