@@ -213,6 +213,7 @@ def _contract(a: Tensor, axes: Axes, b: Tensor, others: Axes, later: Axes) -> tu
         letters = {axis: k for k, axis in enumerate(dict.fromkeys((*axes, *others)))}
         lists: list[Any] = [[letters[axis] for axis in side] for side in (axes, others, result)]
         return torch.einsum(a, lists[0], b, lists[1], lists[2]), result
+    # einsum takes up to 1.4 times as long, and autocast does not cast the arguments of tensordot
     inner = math.prod([b.shape[others.index(axis)] for axis in summed])
     left = a.permute([axes.index(axis) for axis in (*free_a, *summed)])
     right = b.permute([others.index(axis) for axis in (*summed, *free_b)])

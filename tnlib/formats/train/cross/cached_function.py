@@ -46,12 +46,20 @@ class CachedFunction:
     def evaluate_all(self) -> Array:
         """Evaluate the entries that are missing, and return all (n[0], ..., n[d-1]) in the precision of f."""
         self.release()
-        known = np.ravel_multi_index(tuple(self.evaluated()[0].T), self._shape)
-        missing = np.setdiff1d(np.arange(math.prod(self._shape)), known)
-        self._evaluate({}, np.stack(np.unravel_index(missing, self._shape), axis=1))
+        known, missing = self._known_and_missing()
+        self._evaluate({}, self.missing())
         entries = np.empty(len(known) + len(missing), self.dtype)
         entries[np.concatenate([known, missing])] = self._values[: self._n_values]
         return entries.reshape(self._shape)
+
+    def missing(self) -> Array:
+        """Return the points (m, d) that were not evaluated."""
+        return np.stack(np.unravel_index(self._known_and_missing()[1], self._shape), axis=1)
+
+    def _known_and_missing(self) -> tuple[Array, Array]:
+        """Return the flat indices of entries, in the order of evaluation and ascending."""
+        known = np.ravel_multi_index(tuple(self.evaluated()[0].T), self._shape)
+        return known, np.setdiff1d(np.arange(math.prod(self._shape)), known)
 
     def release(self) -> None:
         """Make the reserved evaluations available."""

@@ -69,6 +69,13 @@ class ErrorEstimator:
         log_root = (math.fsum(map(math.log, self._shape)) - math.log(len(errors))) / 2
         return Sample(self.uniform, errors, errors), _ratio(errors, train, log_root)
 
+    def compare_missing(self, train: TensorTrain, count: int) -> tuple[Sample, float]:
+        """Return the errors at `count` points that were not evaluated, and the relative error that they imply."""
+        missing = self._f.missing()
+        sample = self.compare(self._rng.permutation(missing)[:count], train)
+        log_root = math.log(len(missing) / len(sample.errors)) / 2
+        return sample, max(self.compare_evaluated(train)[1], _ratio(sample.errors, train, log_root))
+
     def sample_uniform(self, count: int) -> Array:
         """Return `count` fresh uniform points (m, d)."""
         points = sampling.sample_uniform(self._shape, count, self._rng)

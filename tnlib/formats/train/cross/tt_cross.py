@@ -261,7 +261,11 @@ class _Search:
     @property
     def _knows_much(self) -> bool:
         """Test if all entries may be evaluated, and so many are that the others are evaluated too."""
-        return self._affordable and self._f.n_calls >= _KNOWN * math.prod(self._shape)
+        return self._affordable and self._is_known
+
+    @property
+    def _is_known(self) -> bool:
+        return self._f.n_calls >= _KNOWN * math.prod(self._shape)
 
     def finish(self) -> Fit[TensorTrain]:
         """Return the best train; after an interruption, with an estimate from the rest of the budget."""
@@ -351,16 +355,23 @@ class _Search:
         """Return the largest errors at uniform points, fresh ones among them, and the error that all of them imply.
 
         Where these found an error, the next test has to pass at a multiple of the points that it took to find one.
+        Where a third of all entries is known and the budget does not pay for the others, the test goes on to its end.
         """
         tested = min(_TESTED, int(_TESTED_BUDGET * self._budget)) - len(self._errors.uniform)
         count = max(int(_FRESH * self._f.n_calls), self._fresh, tested, *self._shape)
         affordable = min(count, self._f.remaining)
         sample, error = self._errors.compare_uniform(train, affordable)
-        self._missed_error = error if error > target else self._missed_error
         if error > target:
             self._fresh = max(self._fresh, self._spacing(sample.errors))
         elif affordable < self._fresh:
             raise CallBudgetExceeded
+        while error <= target and self._is_known and not self._affordable:
+            if self._f.remaining == 0:
+                self._f.release()
+            if self._f.remaining == 0:
+                break
+            sample, error = self._errors.compare_missing(train, min(count, self._f.remaining))
+        self._missed_error = error if error > target else self._missed_error
         return sample.largest(_NEW_POINTS), error
 
     def _spacing(self, errors: Array) -> int:
