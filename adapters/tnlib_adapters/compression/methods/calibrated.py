@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -65,12 +66,10 @@ class ComponentOptions:
     @property
     def curve(self) -> Curve:
         """Numbers and losses of 0, 1, ... components, then of the dense weight."""
-        projection = self.projection
-        n_dense = (projection.n_in + projection.has_bias_row) * self.weight.shape[1]
+        n_dense = (self.projection.n_in + self.projection.has_bias_row) * self.weight.shape[1]
         curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
-        return (
-            curve if projection.output_bias is None else replace(curve, costs=curve.costs + projection.output_bias.size)
-        )
+        bias = self.projection.output_bias
+        return curve if bias is None else replace(curve, costs=curve.costs + bias.size)
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of an option."""
@@ -88,21 +87,18 @@ class ComponentOptions:
         bias = {"bias": output_bias} if projection.name == "o" and output_bias is not None else {}
         if len(factors) == 2 and self._gauged:
             left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
-            arrays = self._cast({"left": left, "right": right} | bias)
-            return FactoredMatrix(
-                "interpolative", projection.name, arrays, rows=rows, biases=projection.name * projection.is_biased
-            )
+            biases = projection.name * projection.is_biased
+            return self._matrix("interpolative", {"left": left, "right": right} | bias, rows=rows, biases=biases)
         if len(factors) == 2:
-            return FactoredMatrix("low_rank", projection.name, self._cast({"left": factors[0], "right": factors[1]}))
+            return self._matrix("low_rank", {"left": factors[0], "right": factors[1]})
         (weight,) = factors or (self.weight,)
         if projection.has_bias_row:
             bias = {"bias": weight[projection.n_in] if len(weight) > projection.n_in else np.zeros(weight.shape[1])}
-        return FactoredMatrix(
-            "dense", projection.name, self._cast({whole_part(projection.name): weight[: projection.n_in]} | bias)
-        )
+        return self._matrix("dense", {whole_part(projection.name): weight[: projection.n_in]} | bias)
 
-    def _cast(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
+    def _matrix(self, kind: str, arrays: Mapping[str, Array], **stored: Any) -> FactoredMatrix:
+        cast = {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
+        return FactoredMatrix(kind, self.projection.name, cast, **stored)
 
 
 def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:

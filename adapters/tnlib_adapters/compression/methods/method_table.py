@@ -8,8 +8,9 @@ pictures read the row. A method writes factors of existing kinds (`factors.facto
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING = "attention", "feed_forward", "embedding", "unembedding"
@@ -17,7 +18,9 @@ EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
 _HERE = "tnlib_adapters.compression"
-TABLE: dict[str, Method] = {}
+METHODS: dict[str, Method] = {}  # without calibration data
+WITH_TEXT: dict[str, Method] = {}  # with calibration data
+TABLE = ChainMap(METHODS, WITH_TEXT)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def resolve(reference: Reference) -> Any:
 
 def register(method: Method) -> Method:
     """Add a row; a row of the same name is replaced."""
-    TABLE[method.name] = method
+    (WITH_TEXT if method.unit == "model" else METHODS)[method.name] = method
     return method
 
 
@@ -138,26 +141,3 @@ for _row in (
     ),
 ):
     register(_row)
-
-
-@dataclass(frozen=True)
-class Rows(Mapping[str, Method]):
-    """The rows that pass a test, by name, those registered later included."""
-
-    test: Callable[[Method], bool] = field(repr=False)
-
-    def __getitem__(self, name: str) -> Method:
-        row = TABLE[name]
-        if not self.test(row):
-            raise KeyError(name)
-        return row
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, row in TABLE.items() if self.test(row))
-
-    def __len__(self) -> int:
-        return sum(map(self.test, TABLE.values()))
-
-
-METHODS = Rows(lambda row: row.unit != "model")  # without calibration data
-WITH_TEXT = Rows(lambda row: row.unit == "model")  # with calibration data

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.methods.method_table import TABLE
+from tnlib_adapters.compression.methods.method_table import WITH_TEXT
 from tnlib_adapters.compression.text import FEWEST_SEQUENCES
 from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 
@@ -259,7 +259,7 @@ def _text(report: Report) -> list[Line]:
         lines.append(
             ("not measured on held-out text", "", f"pass a text of at least {FEWEST_SEQUENCES} {how.split()[0]}")
         )
-    if text["batches"] == 1 and TABLE[report.method].unit == "model":  # the fit has no other batch to be chosen on
+    if text["batches"] == 1 and report.method in WITH_TEXT:  # the fit has no other batch to be chosen on
         lines.append(("fit not validated", "", "the text fills one batch; pass at least 2,000 tokens"))
     return lines
 

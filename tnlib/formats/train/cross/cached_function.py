@@ -46,20 +46,16 @@ class CachedFunction:
     def evaluate_all(self) -> Array:
         """Evaluate the entries that are missing, and return all (n[0], ..., n[d-1]) in the precision of f."""
         self.release()
-        known, missing = self._known_and_missing()
-        self._evaluate({}, self.missing())
-        entries = np.empty(len(known) + len(missing), self.dtype)
-        entries[np.concatenate([known, missing])] = self._values[: self._n_values]
-        return entries.reshape(self._shape)
+        known, missing = self.evaluated()[0], self.missing()
+        self._evaluate({}, missing)
+        entries = np.empty(self._shape, self.dtype)
+        entries[tuple(np.concatenate([known, missing]).T)] = self._values[: self._n_values]
+        return entries
 
     def missing(self) -> Array:
         """Return the points (m, d) that were not evaluated."""
-        return np.stack(np.unravel_index(self._known_and_missing()[1], self._shape), axis=1)
-
-    def _known_and_missing(self) -> tuple[Array, Array]:
-        """Return the flat indices of entries, in the order of evaluation and ascending."""
         known = np.ravel_multi_index(tuple(self.evaluated()[0].T), self._shape)
-        return known, np.setdiff1d(np.arange(math.prod(self._shape)), known)
+        return np.stack(np.unravel_index(np.setdiff1d(np.arange(math.prod(self._shape)), known), self._shape), axis=1)
 
     def release(self) -> None:
         """Make the reserved evaluations available."""
