@@ -98,8 +98,8 @@ def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None)
     `factored` lists, for each layer of a compressed checkpoint, the projections that are stored as factors.
     """
     for k, layer in enumerate(wiring.layers):
-        held_by = layer.attention.projections
-        absent = [linear.weight for letters, linear in held_by.items() if factored and set(letters) <= set(factored[k])]
+        linears = layer.attention.projections
+        absent = [linear.weight for letters, linear in linears.items() if factored and set(letters) <= set(factored[k])]
         for name, shape in stored_shapes(layer.attention).items():
             if name not in absent:
                 expect(folder, name, shape)

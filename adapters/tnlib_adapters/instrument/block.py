@@ -86,10 +86,10 @@ class Block:
     def _of_attention(self, projections: Projections) -> dict[str, Tensor]:
         """Return the parameters of the modules whose projections are all given."""
         wired = self.model.wiring.layers[self.k].attention
-        held_by = {letters: m for letters, m in wired.projections.items() if set(letters) <= projections.weights.keys()}
-        attention, parameters = replace(wired, projections=held_by), dict[str, Tensor]()
+        linears = {letters: m for letters, m in wired.projections.items() if set(letters) <= projections.weights.keys()}
+        attention, parameters = replace(wired, projections=linears), dict[str, Tensor]()
         joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
-        for letters, linear in held_by.items():
+        for letters, linear in linears.items():
             name = self._name(self._module(letters[0]))
             for kind in ("weight", "bias"):
                 if f"{linear.module}.{kind}" in joined:

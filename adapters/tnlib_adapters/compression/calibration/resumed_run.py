@@ -42,7 +42,6 @@ _VERSION = "8"  # of the statistics
 _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
-_BLOCK = 1 << 24  # bytes hashed at a time
 # streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
 _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\.safetensors|\..*\.partial")
 
@@ -125,8 +124,7 @@ def origin_of(
     weights = hashlib.sha256()
     for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
-            while block := opened.read(_BLOCK):
-                weights.update(block)
+            hashlib.file_digest(opened, lambda: weights)
     return {
         "version": _VERSION,
         "model": weights.hexdigest(),
