@@ -180,6 +180,7 @@ def test_the_pages_are_written_from_what_was_measured(tmp_path: Path) -> None:
     assert all(f"(pictures/{name})" in text for name in pictures)
 
 
+@pytest.mark.slow
 def test_a_made_up_model_is_compressed(tmp_path: Path) -> None:
     model = large_models.Llama(n_layers=5, d_model=16, n_heads=4, kv_heads=2, d_ff=24, vocab=32)
     large_models.make(model, tmp_path / "model")

@@ -286,6 +286,7 @@ def test_statistics_are_moments_of_inputs(subjects, statistics) -> None:
     assert subject.n_before == sum(part.weight.size for part in model.parts) + subject.bias_bits // 32
 
 
+@pytest.mark.slow
 def test_rows_count_biases_and_repeat_no_measurement(subjects) -> None:
     subject = subjects["bert"]
     rows = list(measurements(subject, TEXT, ["nearest, symmetric", "gptq"], [4.8, 4.79, 1.0]))

@@ -107,6 +107,7 @@ def test_encodings_that_lack_a_character(charset: str, tmp_path: Path) -> None:
     assert runner.invoke(cli.main, ["compress", "n\u4e2d", "out", "--keep", "1", "--what", "attention"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_the_c_locale(tmp_path: Path) -> None:
     out = tmp_path / "pl\u00e9 \u4e2d"
     done = subprocess.run(

@@ -16,6 +16,7 @@ def point(label: str, n_bytes: int, loss: float) -> SizeAndLoss:
     return SizeAndLoss(label, n_bytes, n_bytes / 1000, n_bytes // 2, loss)
 
 
+@pytest.mark.slow
 def test_rounding_is_measured_with_the_bytes_that_it_takes() -> None:
     checkpoint = open_checkpoint(builtin_path())
     whole, eight, three = original(checkpoint), rounded(checkpoint, 8), rounded(checkpoint, 3)

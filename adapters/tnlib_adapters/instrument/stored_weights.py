@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -292,10 +293,10 @@ class StoredWeights:
         of_blocks = [paths[id(block)] for block in blocks]
         self._names: dict[int, list[str]] = {group: [] for group in range(OUTSIDE, len(blocks))}
         self._empty = {**dict(model.named_parameters()), **_persistent_buffers(model, source.stored)}
-        self._same = {
-            name: [other for other, parameter in model.named_parameters(remove_duplicate=False) if parameter is value]
-            for name, value in model.named_parameters()
-        }
+        names = defaultdict[int, list[str]](list)  # of one parameter, under which modules share it
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        self._same = {shared[0]: shared for shared in names.values()}
         for name in self._empty.keys() & source.stored.keys():
             group = next((k for k, path in enumerate(of_blocks) if name.startswith(path)), OUTSIDE)
             self._names[group].append(name)

@@ -322,6 +322,7 @@ def latin(tmp_path: Path) -> Path:
     return source
 
 
+@pytest.mark.slow
 def test_such_names_are_copied_and_reported(latin: Path, tmp_path: Path) -> None:
     report = compress(latin, tmp_path / "out", Budget(keep=0.5), what="attention")
     names = {b"caf\xe9.txt", b"d\xe9p\xf4t"}

@@ -96,6 +96,7 @@ def test_losses_are_those_of_the_circuits(coder: Checkpoint, effects: EdgeEffect
     assert list(found.to_frame().columns) == ["fraction", "edges", "metric", "faithfulness"]
 
 
+@pytest.mark.slow
 def test_effects_of_the_embedding_sum_to_the_difference_of_the_metric(coder: Checkpoint) -> None:
     """Gradients along the line of embeddings, by the fundamental theorem of calculus."""
     gated = GatedModel(coder, *TEXT, "f", how())

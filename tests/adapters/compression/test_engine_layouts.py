@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,39 @@ from oracles import refused
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tnlib_adapters import Budget, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
+from compressed_folders import few_steps, leave_out_pictures  # noqa: E402
+from tnlib_adapters import Budget, Run, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
-
 Written = Callable[..., Path]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Layout and budget -> folder of the built-in Llama."""
-    text = tmp_path / "text.txt"
-    text.write_text(made_up_text(), encoding="utf-8")
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(made_up_text(), encoding="utf-8")
+    return path
 
-    def get(layout: str, budget: Budget, source: Path | None = None, **options: Any) -> Path:
-        out = tmp_path / layout
-        compress(source or builtin_path("llama"), out, budget, calibration=text, layout=layout, **options)
+
+@pytest.fixture(scope="module")
+def written(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    """Layout and budget -> folder of the built-in Llama; made once, from statistics that are collected once."""
+    place = tmp_path_factory.mktemp("layouts")
+
+    @functools.cache
+    def get(layout: str, budget: Budget, source: Path | None = None, effort: str = "low", **options: Any) -> Path:
+        source = source or builtin_path("llama")
+        out, run = place / f"{len([*place.iterdir()])}", Run(folder=place / f"{source.name}-statistics")
+        compress(source, out, budget, calibration=text, layout=layout, effort=effort, run=run, **options)
         return out
 
-    return get
+    with pytest.MonkeyPatch.context() as patch:
+        few_steps(patch, 2)
+        leave_out_pictures(patch)
+        yield get
 
 
 def logits_of(model: Any) -> Any:
@@ -101,14 +112,14 @@ def test_one_width_for_all_in_groups(written: Written) -> None:
     assert kinds == {(4, 128), (4, 64)}
 
 
-def test_evaluate_and_compress_read_a_written_folder(written: Written, tmp_path: Path) -> None:
+def test_evaluate_and_compress_read_a_written_folder(written: Written, text: Path, tmp_path: Path) -> None:
     out = written("gptq", Budget(bits=8.0))
-    measured = evaluate(builtin_path("llama"), out, tmp_path / "text.txt")
+    measured = evaluate(builtin_path("llama"), out, text)
     assert measured.divergence < 1e-3
     assert compress(out, tmp_path / "again", Budget(keep=0.5)).n_after > 0
 
 
-def test_what_an_engine_cannot_hold_is_refused_before_any_work(written: Written, saved: Any, tmp_path: Path) -> None:
+def test_what_an_engine_cannot_hold_is_refused_before_any_work(saved: Any, text: Path, tmp_path: Path) -> None:
     four = Budget(bits=4.0)
     cases: list[tuple[str, Budget, dict[str, Any], str]] = [
         ("gptq", Budget(keep=0.5), {}, "keep"),
@@ -120,9 +131,10 @@ def test_what_an_engine_cannot_hold_is_refused_before_any_work(written: Written,
         ("onnxruntime", Budget(store="int3"), {}, "bits"),
     ]
     for layout, budget, options, word in cases:
+        options = {"source": builtin_path("llama"), "calibration": text, "layout": layout} | options
         with refused(ArgumentError, word):
-            written(layout, budget, **options)
-    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+            compress(out=tmp_path / "out", budget=budget, **options)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ def logs_of(folder: Path, ids: np.ndarray) -> Any:
         return model(torch.from_numpy(ids)[None]).logits[0].double().log_softmax(-1)
 
 
+@pytest.mark.slow
 def test_divergence_is_that_of_the_compressed_from_the_original_over_predicted_tokens(tmp_path: Path) -> None:
     """Windows of different lengths are padded; the padding and the first token of each do not count."""
     source, out, text = builtin_path("llama"), tmp_path / "out", tmp_path / "text.txt"

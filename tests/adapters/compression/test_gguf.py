@@ -86,6 +86,7 @@ def test_blocks_are_read_bit_for_bit(bits: int) -> None:
     assert np.array_equal(read, integers.values().T)
 
 
+@pytest.mark.slow
 def test_transformers_reads_the_weights_bit_for_bit(source: Path, tmp_path: Path) -> None:
     checkpoint = rounded(source, tmp_path / "rounded")
     write_gguf(checkpoint, tmp_path / "model.gguf")
@@ -105,6 +106,7 @@ def test_transformers_reads_the_weights_bit_for_bit(source: Path, tmp_path: Path
     assert tokenizers[0](text)["input_ids"] == tokenizers[1](text)["input_ids"]
 
 
+@pytest.mark.slow
 def test_compress_writes_one_file_within_the_budget(tmp_path: Path) -> None:
     source, out = builtin_path("llama"), tmp_path / "out"
     (tmp_path / "text.txt").write_text(made_up_text(), encoding="utf-8")

@@ -23,7 +23,6 @@ from checkpoint_folders import builtin_copy
 from click.testing import CliRunner
 from compressed_folders import digest
 from interruptions import OLD, At, beside, fail, read, restore_default, write
-from slow_cases import mostly_slow
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint
 from tnlib_adapters.cli import main
 
@@ -54,9 +53,10 @@ def assert_complete(out: Path, whole: dict[str, str]) -> None:
     assert all(np.isfinite(checkpoint.projections(layer).weights["q"]).all() for layer in range(2))
 
 
-@pytest.mark.parametrize("after", mostly_slow([False, True], [True]))
-@pytest.mark.parametrize("force", mostly_slow([False, True], [True]))
-@pytest.mark.parametrize("kind", mostly_slow(["full disk", "keyboard"], ["full disk"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", ["full disk", "keyboard"])
 @pytest.mark.usefixtures("without_pictures")
 def test_an_error_at_any_call_of_a_compression(
     kind: str, force: bool, after: bool, source: Path, tmp_path: Path
@@ -206,6 +206,7 @@ def test_a_signal_leaves_nothing_behind(number: signal.Signals, source: Path, tm
     assert digest(source) == untouched
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_end_what_nohup_started(source: Path, tmp_path: Path) -> None:
     out, go = tmp_path / "place" / "out", tmp_path / "go"
     out.parent.mkdir()

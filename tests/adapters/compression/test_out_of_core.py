@@ -107,6 +107,7 @@ def peak_of(folder: Path, workspace: Workspace) -> int:
     return peak
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
     def peaks(name: str, workspace: Callable[[Path], Workspace]) -> list[int]:
         found = []

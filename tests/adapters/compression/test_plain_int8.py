@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from compressed_folders import by_options
-from slow_cases import mostly_slow
 
 pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
@@ -56,7 +55,8 @@ def test_a_rounded_model_is_the_folder_in_int8(name: str, folders: Any, text: Pa
     assert float((one - before).norm() / one.norm()) > 1e-5
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gpt2_lm"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     made = {
         store: tnlib_adapters.compress(
@@ -130,6 +130,7 @@ def test_factors_of_as_many_numbers_are_no_rounded_weights(tmp_path: Path) -> No
     assert ("factors stored in", "", "int8") in summarise(report)
 
 
+@pytest.mark.slow
 def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,7 @@ def test_numpy_and_transformers_compute_the_same_from_the_folder(
     np.testing.assert_allclose(outputs(small.dequantize(), x), wanted, atol=1e-5 * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", pytest.param("builtin", marks=SLOW)])
 def test_more_bits_lose_less(name: str, compressed: Compressed) -> None:
     reports = [compressed(name, bits=bits)[0] for bits in (4, 5, 7)]
@@ -264,6 +265,7 @@ def test_at_four_bits_a_text_helps(name: str, compressed: Compressed, folders: A
     assert errors[0] < 0.7 * errors[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["bert", "llama"], ["llama"]))
 def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
     name: str, compressed: Compressed, folders: Any
@@ -298,6 +300,7 @@ def test_the_same_bytes_twice_and_the_source_as_it_was(folders: Any, text: Path,
     assert digest(folders["llama"]) == before
 
 
+@pytest.mark.slow
 def test_bits_on_the_command_line(folders: Any, text: Path, tmp_path: Path) -> None:
     arguments = ["compress", folders["llama"], tmp_path / "out", "--bits", "5"]
     alone = run_command(*arguments, status=2)

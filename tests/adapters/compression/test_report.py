@@ -193,6 +193,7 @@ def points(report: Report) -> dict[str, Any]:
     return {str(line.get_label()).partition(":")[0]: line for line in ax.lines}
 
 
+@pytest.mark.slow
 def test_the_curve_and_three_points_are_drawn_over_bytes(on_text: Report) -> None:
     lines, whole = points(on_text), 4e-6 * on_text.n_before  # MB of float32
     np.testing.assert_allclose(lines["predicted"].get_xydata(), np.column_stack(list(CURVE.values())) * [whole, 1])

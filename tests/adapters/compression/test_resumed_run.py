@@ -105,6 +105,7 @@ def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_p
     assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_the_folder_of_another_model_or_text_is_refused(folders, text, tmp_path, runs):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", keep=0.5)
     observed = runs.count
@@ -122,6 +123,7 @@ def test_the_folder_of_another_model_or_text_is_refused(folders, text, tmp_path,
     assert runs.count == observed
 
 
+@pytest.mark.slow
 def test_other_files_stay_in_the_folder(folders, text, tmp_path):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", keep=0.5)
     (tmp_path / "seen" / "notes").mkdir()
@@ -132,6 +134,7 @@ def test_other_files_stay_in_the_folder(folders, text, tmp_path):
     assert stored == sorted([*groups, "notes", "notes.txt", "tnlib_calibration.json"])
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_noticed(folders, text, tmp_path):
     compress(folders[0], tmp_path / "a", text, tmp_path / "seen", keep=0.5)
     file = tmp_path / "seen" / "group0.safetensors"

@@ -115,7 +115,7 @@ def test_an_unembedding_counts_as_the_whole_stream(folders: Any, tmp_path: Path)
     assert weights == {"layers.0.mlp.up_proj": 1, "embed_tokens": 1, "lm_head": 5}
 
 
-@pytest.mark.parametrize("name", mostly_slow([*TIED, *UNTIED], ("gpt2_lm", "llama")))
+@pytest.mark.parametrize("name", mostly_slow([*TIED, *UNTIED], ["llama"]))
 def test_with_a_text(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     model, out = random_model(name), tmp_path / "out"
     options = {"keep": 0.2, "what": "all", "calibrate": text}

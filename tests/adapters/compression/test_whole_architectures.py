@@ -56,7 +56,7 @@ def check(model: Any, folder: Path, text: Path, out: Path, **budget: float) -> N
 WHOLE = [name for name in MODELS if name not in (*LEFT_OUT, *EXPERTS, *DECODERS)]
 
 
-@pytest.mark.parametrize("name", mostly_slow(WHOLE, ("deepseek_v3", "t5_encoder")))
+@pytest.mark.parametrize("name", mostly_slow(WHOLE, ["deepseek_v3"]))
 def test_all_of_a_model(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     check(random_model(name), folders[name], text, tmp_path, keep=0.6)
 
@@ -81,7 +81,8 @@ def assert_reloads(model: Any, out: Path, again: float = 1e-5) -> tuple[np.ndarr
     return x, wanted
 
 
-@pytest.mark.parametrize("name", mostly_slow(EXPERTS, ("deepseek_v3_experts",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERTS)
 def test_experts_stay(name: str, text: Path, tmp_path: Path) -> None:
     """The attention is compressed on a text; experts are refused by name, and written as they are."""
     model = random_model(name)
@@ -99,7 +100,8 @@ def test_experts_stay(name: str, text: Path, tmp_path: Path) -> None:
             np.testing.assert_array_equal(after[tensor].read(), before[tensor].read())
 
 
-@pytest.mark.parametrize("name", mostly_slow(["deepseek_v2_direct", "deepseek_v3"], ["deepseek_v3"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek_v2_direct", "deepseek_v3"])
 def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> None:
     """Methods of single matrices factorise it, with and without a text; those of whole layers are refused by name."""
     model = random_model(name)

@@ -296,7 +296,8 @@ def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_
         AutoModel.from_pretrained(out)
 
 
-@pytest.mark.parametrize("what", mostly_slow(["attention", "mlp", "all"], ["all"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["attention", "mlp", "all"])
 def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any, text: Path, tmp_path: Path) -> None:
     reports = [
         tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", Budget(max_error=e), calibration=text, what=what)

@@ -191,6 +191,7 @@ def test_a_file_of_a_few_bytes_is_refused(size: int, tmp_path: Path) -> None:
         read_header(file)
 
 
+@pytest.mark.slow
 def test_the_time_to_read_a_header_grows_as_its_length(tmp_path: Path) -> None:
     names = ",".join(f'"{n}":{{}}' for n in range(200_000))
     file = raw_file(tmp_path / "x.safetensors", f'{{{names},"199999":{{}}}}'.encode())
@@ -210,6 +211,7 @@ MEGABYTE_HEADERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEGABYTE_HEADERS)
 def test_a_header_of_a_megabyte_takes_at_most_a_second(name: str, tmp_path: Path) -> None:
     file = raw_file(tmp_path / "x.safetensors", MEGABYTE_HEADERS[name].encode())

@@ -55,6 +55,7 @@ def sections(page: str) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", mostly_slow(["builtin", "llama"], ["builtin"]))
 def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(model)

@@ -130,6 +130,7 @@ def silenced(layer: Any) -> Any:
     return layer.self_attn.register_forward_hook(lambda module, args, out: (0 * out[0], *out[1:]))
 
 
+@pytest.mark.slow
 def test_attention_matters(model: Any, windows: np.ndarray) -> None:
     """Without any it knows the last token alone, and the loss without one layer is higher than with it."""
     whole = nats(model, windows).mean()
@@ -149,6 +150,7 @@ def test_attention_matters(model: Any, windows: np.ndarray) -> None:
 # ------------------------------------------------------------------------------------------------- ours beside theirs
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_transformers(model: Any, windows: np.ndarray) -> None:
     mask = np.ones(windows.shape, bool)
     mask[:, 0] = False

@@ -173,7 +173,8 @@ def test_tables_and_all_other_matrices(name: str, store: str, keep: float, saved
     close(outputs(small.dequantize(), x), wanted, 1e-4)
 
 
-@pytest.mark.parametrize("store", mostly_slow(["int8", "int3"], ["int3"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["int8", "int3"])
 def test_fitted_factors_in_integers(store: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: Any) -> None:
     few_steps(monkeypatch, 2)
     options = {"keep": 0.3, "what": "all", "calibrate": text, "store": store}
@@ -235,6 +236,7 @@ def test_scales_do_not_set_the_dtype_of_the_model(saved: Any, tmp_path: Path) ->
     assert type(model).from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_compiled_model_unpacks_without_a_break(saved: Any, tmp_path: Path) -> None:
     compress(saved("bert")[1], tmp_path / "out", Budget(keep=0.5, store="int3"), method="matrix", what="attention")
     model = AutoModel.from_pretrained(tmp_path / "out").eval()

@@ -345,6 +345,7 @@ def test_factors_that_do_not_fit_are_refused(
         transformers.AutoModel.from_pretrained(broken)
 
 
+@pytest.mark.slow
 def test_sentences_of_a_trained_model(minilm_path: Path, folders: Folders, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A train runs through the night.", "Tensors have legs.", "The matrix is the product of its factors."]

@@ -201,6 +201,7 @@ def test_compressed_numbers_are_read(library: str, stored: Path, options: dict[s
     oracles.assert_same_bits(read(stored), before)
 
 
+@pytest.mark.slow
 def test_one_tensor_under_many_names_counts_each_time(tmp_path: Path) -> None:
     """A hundred names of one tensor of a megabyte would be a hundred megabytes."""
     path = tmp_path / "state.h5"

@@ -128,6 +128,7 @@ def test_any_order_of_legs(
         assert np.array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.integers(1, 5), st.integers(0, 99))
 def test_blocks_of_quantum_numbers(tmp_path_factory: pytest.TempPathFactory, d: int, seed: int) -> None:
@@ -172,6 +173,7 @@ def test_rows_of_an_operator_are_primed(tmp_path: Path) -> None:
         assert first["index_1/id"][()] == first["index_2/id"][()]
 
 
+@pytest.mark.slow
 def test_states_and_operators_written_apart_share_their_sites_and_nothing_else(tmp_path: Path) -> None:
     state = tnlib.TensorTrain(oracles.random_cores((2, 3, 2), (1, 2, 2, 1)))
     other = tnlib.TensorTrain(oracles.random_cores((2, 3, 2), (1, 2, 2, 1), seed=9))

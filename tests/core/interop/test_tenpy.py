@@ -93,6 +93,7 @@ def test_the_vidal_form_goes_there_and_back_bit_for_bit(train: tnlib.TensorTrain
     assert back.log_scale == pytest.approx(form.log_scale, abs=1e-15 * abs(form.log_scale) + 1e-15)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([SPIN_HALF, SPIN_ONE]), min_size=1, max_size=6),

@@ -58,6 +58,7 @@ def check(ground: Ground, fit: tnlib.Fit[tnlib.TensorTrain], back: Any, omitted:
     assert -1e-10 < ground.model.H_MPO.expectation_value(back) - ground.energy < spectral_radius * fit.error**2 + 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tolerance", [{"rtol": 10.0**-k} for k in range(1, 7)] + [{"max_rank": m} for m in (7, 13, 24)]
 )
@@ -68,6 +69,7 @@ def test_a_truncation_between_multiplets_keeps_the_charge(ground: Ground, tolera
     check(ground, fit, to_tenpy(fit.value, ground.model.lat.mps_sites()))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnlib.DegenerateCutWarning")
 def test_a_truncation_through_a_multiplet_returns_with_a_tolerance(ground: Ground) -> None:
     """At every rank: where the state is refused, the message names the tolerance with which it is not."""

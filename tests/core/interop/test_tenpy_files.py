@@ -67,6 +67,7 @@ def test_a_file_of_an_operator_is_read_as_its_object_is(tmp_path: Path) -> None:
     oracles.assert_same_bits(read(tmp_path / "h.h5"), from_tenpy(hamiltonian()))
 
 
+@pytest.mark.slow
 @one_folder
 @given(trains() | operators(square=True))
 def test_what_is_written_is_read_by_both(tmp_path: Path, value: Any) -> None:

@@ -205,6 +205,7 @@ print(tnlib.__file__, next(iter(add_gram.compiled.values())).stats.cache_path, s
     assert blocked.is_file()
 
 
+@pytest.mark.slow
 def test_a_folder_for_the_cache_that_is_not_one_is_passed_over(tmp_path: Path) -> None:
     """NUMBA_CACHE_DIR below a regular file: numba takes the next place that it knows."""
     (tmp_path / "file").write_text("")

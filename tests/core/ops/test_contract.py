@@ -208,6 +208,7 @@ def test_entries_far_from_one_keep_their_digits() -> None:
         tnlib.entries(tnlib.TensorTrain(legs), points)
 
 
+@pytest.mark.slow
 def test_many_entries_take_bounded_memory() -> None:
     train = tnlib.TensorTrain(oracles.random_cores((4,) * 20, (1, *[64] * 19, 1)))
     points = np.random.default_rng(0).integers(0, 4, (100_000, 20))

@@ -11,7 +11,6 @@ import oracles
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from slow_cases import mostly_slow
 
 import tnlib
 
@@ -259,7 +258,8 @@ def test_at_a_tie_the_distance_is_nothing_and_the_sign_jumps() -> None:
         assert tnlib.canonical_basis(above)[0, 0] > 0 > tnlib.canonical_basis(below)[0, 0]
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), range(2)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_the_basis_jumps_where_the_tie_says_so_and_nowhere_else(seed: int) -> None:
     """From one space to another in small steps: every jump is at a tie."""
     m, r, steps = 6, 2 + seed % 3, 2000

@@ -144,6 +144,7 @@ def in_another_process(block: np.ndarray, pid: int) -> np.ndarray:
     return block
 
 
+@pytest.mark.slow
 def test_the_current_client_computes_dask_arrays(client: Any) -> None:
     x = noisy()
     a = da.from_array(x, chunks=(5, 24, 30, 8)).map_blocks(in_another_process, os.getpid(), dtype=x.dtype)
@@ -156,6 +157,7 @@ def test_the_current_client_computes_dask_arrays(client: Any) -> None:
     check("tucker", x[:2], small, rtol=1e-2, client=client)
 
 
+@pytest.mark.slow
 def test_small_chunks_are_merged(client: Any) -> None:
     x = noisy()
     totals = set()
@@ -164,6 +166,7 @@ def test_small_chunks_are_merged(client: Any) -> None:
     assert max(totals) <= x.nbytes / (MEMORY / 16)
 
 
+@pytest.mark.slow
 def test_files_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
     h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
     x, matrix, run = noisy(), paired(), partial(check, client=client, rtol=1e-2)

@@ -34,6 +34,7 @@ def test_the_contract_holds_for_every_dtype(name: str, dtype: np.dtype) -> None:
         assert fit.value.n_parameters < 0.2 * x.size
 
 
+@pytest.mark.slow
 @given(
     noise=st.sampled_from([0.0, 1e-13, 1e-9, 1e-5, 1e-2]),
     rtol=st.sampled_from([1e-13, 1e-11, 1e-8, 1e-6, 1e-3, 0.1]),

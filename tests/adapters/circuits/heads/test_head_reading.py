@@ -119,6 +119,7 @@ def test_ends_of_a_feature_are_the_extreme_tokens(opened: Callable[[str], Opened
     assert [token for token, _ in found.ov_tokens[0].right.positive] == list(np.argsort(-logits))
 
 
+@pytest.mark.slow
 def test_the_trained_bert_is_read_by_its_words(minilm_path: Path) -> None:
     found = read_head(open_checkpoint(minilm_path), 2, 5)
     assert found.copying is None

@@ -118,6 +118,7 @@ def test_causal_heads_of_the_built_in_model(model: Checkpoint, seed: int) -> Non
     assert set(found.causal_heads) | set(found.undecided_heads) <= {(0, 3), *found.induction_heads}
 
 
+@pytest.mark.slow
 def test_induction_heads_of_the_built_in_llama(llama: Checkpoint) -> None:
     """On the first lines of a file of Python, twice."""
     found = find_induction(llama, n=16, length=20, text=python_tokens(), rng=0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from attention_layers import branches, homogeneous
 from oracles import assert_close, normal, refused
-from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import (
     bigrams,
@@ -91,7 +90,8 @@ def test_induction_heads_copy_and_nothing_else_does(model: Checkpoint) -> None:
     assert min(copying(model, 1, head).accuracy(5) for head in range(4)) > 10 * 5 / 128
 
 
-@pytest.mark.parametrize("name", mostly_slow(["gpt2_untied", "llama", "bloom"], ["llama"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2_untied", "llama", "bloom"])
 def test_sums_over_a_vocabulary_of_several_blocks(name: str, tmp_path: Path) -> None:
     """5000 tokens: two blocks of rows, and three of logits."""
     model = random_model(name)

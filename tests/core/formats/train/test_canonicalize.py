@@ -60,6 +60,7 @@ def test_operators_have_centres_too(dtype: np.dtype) -> None:
     assert len(tnlib.schmidt_values(operator, 1)) == 4
 
 
+@pytest.mark.slow
 def test_a_thousand_cores_neither_overflow_nor_lose_their_norm() -> None:
     for size in (1e-3, 1e3):
         cores = [size * oracles.normal((1 if k == 0 else 8, 4, 1 if k == 999 else 8), seed=k) for k in range(1000)]

@@ -75,6 +75,7 @@ def test_correlation_lengths_are_those_of_the_dense_transfer_matrix(dtype: Any, 
     assert tnlib.correlation_length(a) == tnlib.correlation_length(a)
 
 
+@pytest.mark.slow
 def test_many_equal_moduli_are_computed_or_refused() -> None:
     """An orthogonal matrix A gives A (x) A, whose eigenvalues all have modulus 1."""
     assert tnlib.correlation_length(oracles.isometry(20, 20)[:, None]) == math.inf

@@ -86,6 +86,7 @@ def test_terms_that_cancel() -> None:
     assert max(fit.value.ranks) == 2
 
 
+@pytest.mark.slow
 def test_a_thousand_cores_in_ranks_that_could_not_be_rounded_together() -> None:
     """Twenty copies of one train, slightly off: the sum has ranks 320, and no part of it is formed."""
     rng = np.random.default_rng(3)

@@ -14,6 +14,7 @@ from tnlib.interop import quimb
 TOLERANCES = [None, 1e-10, 1e-5, 1e-2, 0.3, 1.0]
 
 
+@pytest.mark.slow
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=7),
     dtype=st.sampled_from(oracles.DTYPES),

@@ -82,6 +82,7 @@ def pole(points: np.ndarray) -> np.ndarray:
     return 1 / (1.0 + points.sum(axis=1))
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_and_more_calls_buy_smaller_errors() -> None:
     errors = []
     for max_calls in (1, 5, 50, 300, 1000, 3000, 10_000, 100_000):

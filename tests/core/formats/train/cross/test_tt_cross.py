@@ -85,6 +85,7 @@ def test_hundreds_of_legs(shape: tuple[int, ...]) -> None:
     assert counted.n <= 3 * rank**2 * sum(shape)
 
 
+@pytest.mark.slow
 def test_peaks_on_a_grid_of_a_billion_points() -> None:
     def f(points: np.ndarray) -> np.ndarray:
         x = place(points)
@@ -260,6 +261,7 @@ def test_isolated_features_beyond_the_budget(kind: str, seed: int) -> None:
     assert kind != "sum" or (not fit.converged or not missed.any())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_disc_on_two_legs_of_eight_binary_digits(seed: int) -> None:
     """A boundary that few pivots resolve: all entries are evaluated once a third of them is known."""
@@ -275,7 +277,7 @@ def test_a_disc_on_two_legs_of_eight_binary_digits(seed: int) -> None:
     assert oracles.true_error(dense(disc, (2,) * 16), fit.value) <= 1e-3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_slow(range(6), [0]))
 def test_a_narrow_peak_on_a_background(seed: int) -> None:
     """A part of 1e-3 of the entries is above the background by more than the tolerance."""
 
@@ -337,6 +339,7 @@ def test_other_pivots_are_refused(pivots: Any, words: str) -> None:
         tnlib.tt_cross(origin, (4,) * 3, rtol=1e-6, pivots=pivots)
 
 
+@pytest.mark.slow
 def test_no_error_that_its_own_points_show() -> None:
     """Where the last test found an error and cannot be repeated, that error is reported."""
     for seed in range(3):
@@ -346,6 +349,7 @@ def test_no_error_that_its_own_points_show() -> None:
         assert fit.error > 0.1
 
 
+@pytest.mark.slow
 def test_smooth_functions_need_no_more_than_a_share_of_their_calls_for_the_last_test() -> None:
     """A function that is zero at most indices is no exception where its support is connected."""
     for f in (lambda p: np.exp(-((place(p) - 0.3) ** 2) / 1e-4), lambda p: 1.0 * (np.abs(place(p) - 0.3) < 0.05)):
@@ -440,6 +444,7 @@ def test_arguments(call: Callable[[], object], error: type[Exception], words: li
 # ------------------------------------------------------------------------------------------------------------- a peer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "shape", "rtol", "ours"),
     [
