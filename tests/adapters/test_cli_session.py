@@ -45,6 +45,7 @@ def test_a_full_device_is_one_sentence_after_the_files_are_written(
     assert (tmp_path / "out" / CONFIG).exists()
 
 
+@pytest.mark.slow
 @on_linux
 def test_python_does_not_complain_about_a_full_device_at_its_end() -> None:
     with FULL.open("w") as full:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpoint_folders import CONFIG, change_config
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Attention, open_checkpoint, save_checkpoint
 from tnlib_adapters.architectures.config_keys import KEYS, SYNONYMS
 from tnlib_adapters.architectures.table import ARCHITECTURES
@@ -66,7 +67,7 @@ def wrong_values(key: str, value: Any) -> Iterator[Any]:
                 yield {**value, name: wrong}
 
 
-@pytest.mark.parametrize("row", OF_ROW)
+@pytest.mark.parametrize("row", mostly_slow(OF_ROW, [*OF_ROW][::3]))
 def test_wrong_values_of_every_key_are_refused_by_name(row: str, folder: Callable[[str], Path]) -> None:
     place = folder(row)
     original = json.loads((place / CONFIG).read_text())
@@ -81,7 +82,7 @@ def test_wrong_values_of_every_key_are_refused_by_name(row: str, folder: Callabl
             assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("row", OF_ROW)
+@pytest.mark.parametrize("row", mostly_slow(OF_ROW, [*OF_ROW][::3]))
 def test_keys_that_are_missing_or_null_are_read_or_refused(row: str, folder: Callable[[str], Path]) -> None:
     place = folder(row)
     original = json.loads((place / CONFIG).read_text())

@@ -91,7 +91,7 @@ def test_gates_of_every_kind_of_term(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "increase"),
-    itertools.product(["greedy", "gradient"], [0.0, 0.1, 1.0]),
+    list(itertools.product(["greedy", "gradient"], [0.0, 0.1, 1.0])),
 )
 def test_edges_that_are_left_keep_the_loss(
     model: Checkpoint, text: tuple[np.ndarray, np.ndarray], by: str, increase: float

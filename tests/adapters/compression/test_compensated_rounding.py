@@ -109,6 +109,7 @@ def test_order_and_layout_of_the_arguments_do_not_matter(case: Any) -> None:
     np.testing.assert_array_equal(once.scales, again.scales)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from([2.0**-60, 1e-30, 1e30, 2.0**60]))
 def test_the_scale_of_moments_does_not_matter(seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
@@ -147,7 +148,9 @@ def rounded_in_sequence(weight: Array, nearest: Integers, left: Array, right: Ar
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize(("axis", "group"), [(0, 0), (0, 3), (1, 2)])
-@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (6, 6), (1, 5), (5, 1)])
+@pytest.mark.parametrize(
+    "shape", [(7, 4), (1, 5), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((4, 7), (6, 6), (5, 1)))]
+)
 @pytest.mark.parametrize("given_moments", ["reads", "slopes", "both"])
 def test_without_descent_it_is_gptq(
     given_moments: str, shape: tuple[int, int], axis: int, group: int, bits: int, zeros: bool

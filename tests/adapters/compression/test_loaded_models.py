@@ -92,7 +92,7 @@ def assert_same_state(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolera
 CASES = [(model, cls, method) for model, classes in CLASSES.items() for cls in classes for method in METHODS]
 
 
-@pytest.mark.parametrize(("model", "cls", "method"), mostly_slow(CASES, CASES[::4]))
+@pytest.mark.parametrize(("model", "cls", "method"), mostly_slow(CASES, CASES[::9]))
 def test_factored_and_dense_folders_load_to_the_same_model(model: str, cls: str, method: str, folders: Folders) -> None:
     ours, theirs = load_dense(folders(model, method), cls), load(folders(model, method, "dense"), cls)
     assert type(ours) is type(theirs)

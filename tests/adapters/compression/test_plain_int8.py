@@ -75,6 +75,7 @@ def test_calibrated_factors_in_int8(name: str, folders: Any, text: Path, tmp_pat
         assert report.plain_measured < report.measured
 
 
+@pytest.mark.slow
 def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tmp_path: Path) -> None:
     arguments = ["compress", folders["bert"], tmp_path / "out", "--bits", "6", "--calibrate", text]
     arguments += ["--what", "attention"]

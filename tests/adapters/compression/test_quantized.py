@@ -284,6 +284,7 @@ def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
         compressed(name, max_error=errors[1], bits=sizes[0])
 
 
+@pytest.mark.slow
 def test_four_bits_are_the_default_with_a_text(compressed: Compressed, folders: Any) -> None:
     report, out = compressed("bert")
     assert (report.method, report.bits) == ("quantized", 4)
@@ -387,7 +388,9 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
 
 
 @pytest.mark.parametrize("zeros", ["columns", "values"])
-@pytest.mark.parametrize("options", [{"bits": 4}, {"store": "int3"}, {"store": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "options", mostly_slow([{"bits": 4}, {"store": "int3"}, {"store": "int8"}], [{"bits": 4}]), ids=str
+)
 def test_zeros_stay_zeros(options: dict[str, Any], zeros: str, text: Path, tmp_path: Path) -> None:
     """Groups of zeros have the scale 0, and a matrix without effect has no loss in any number of bits.
 

@@ -205,6 +205,7 @@ def test_the_curve_and_three_points_are_drawn_over_bytes(on_text: Report) -> Non
         np.testing.assert_allclose(lines[name].get_xydata(), [(x, y)])
 
 
+@pytest.mark.slow
 def test_a_curve_over_bits(on_text: Report) -> None:
     curve = {"bits": [2.0, 4.0, 8.0], "predicted": [0.3, 0.1, 0.01]}
     lines = points(replace(on_text, curve=curve, average_bits=4.0))

@@ -181,6 +181,7 @@ def test_plain_bytes_are_those_of_the_folder(name: str, folders: Any, tmp_path: 
 # -------------------------------------------------------------------------------------------- what stays as it is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_masked", "roberta"])
 def test_predictions_of_masked_tokens_share_the_factors(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     model, options = random_model(name), {"keep": 0.12, "what": "all", "method": "matrix"}

@@ -141,6 +141,7 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
         assert_reloads(model, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECODERS)
 def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Path, tmp_path: Path) -> None:
     model = random_model(name)

@@ -54,9 +54,7 @@ def copied(found: dict[str, Any], like: dict[str, Any], outside: Callable[[str],
 KEPT = [(method, name) for method in METHODS for name in MODELS]
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), mostly_slow(KEPT, [case for case in KEPT if "builtin" in case or "matrix" in case])
-)
+@pytest.mark.parametrize(("method", "name"), mostly_slow(KEPT, [case for case in KEPT if "matrix" in case]))
 def test_what_is_stored_lies_at_most_one_percent_under_keep(
     method: str, name: str, folder_of: Any, tmp_path: Path
 ) -> None:
@@ -96,7 +94,7 @@ def saved_as(folder: Path, dtype: str, **options: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("layout", ["factored", "dense"])
+@pytest.mark.parametrize("layout", mostly_slow(["factored", "dense"], ["factored"]))
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "short", "roundoff"), [("float16", "F16", 2**-10), ("bfloat16", "BF16", 2**-7)])
 def test_half_precision_stays_half(

@@ -117,6 +117,7 @@ def test_the_old_one_comes_back_where_the_new_one_cannot_take_its_place(
     assert beside(target) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has renameat2")
 def test_at_no_moment_is_there_nothing(tmp_path: Path) -> None:
     target, seen, end = tmp_path / "out", set(), threading.Event()

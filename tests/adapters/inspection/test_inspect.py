@@ -77,6 +77,7 @@ def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
     parts = {key: check_text(part) for key, part in sections(builtin.page.read_text(encoding="utf-8")).items()}
     assert set(builtin.compositions) == {"Q", "K", "V"}

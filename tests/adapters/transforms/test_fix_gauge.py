@@ -114,6 +114,7 @@ def test_layers_that_compute_the_same_become_one(name: str) -> None:
         assert_equal_layers(fix_gauge(other), fixed)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2), st.integers(0, 3), st.booleans(),
     st.integers(0, 99),

@@ -37,7 +37,7 @@ def names() -> list[str]:
     return sorted(name for name in MODELS if not name.startswith("deepseek"))
 
 
-@pytest.mark.parametrize("name", mostly_slow(names(), names()[::2]))
+@pytest.mark.parametrize("name", mostly_slow(names(), names()[::5]))
 def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
     from transformers_models import decoder_inputs, inputs, loaded_like, outputs
 
@@ -72,6 +72,7 @@ def test_latent_vectors_are_refused(saved: Any) -> None:
         assert_close(fixed.qk(head, 3).full(), bilinear.qk(order[head], 3).full(), np.float32, factor=64)
 
 
+@pytest.mark.slow
 def test_a_trained_model_in_single_precision(saved: Any, tmp_path: Path) -> None:
     from transformers_models import loaded_like, outputs
 

@@ -108,7 +108,7 @@ def with_ones(d: int, seed: int = 0) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- folding
 
 
-@pytest.mark.parametrize("name", mostly_slow(LM + OTHERS, (LM + OTHERS)[::2]))
+@pytest.mark.parametrize("name", mostly_slow(LM + OTHERS, (LM + OTHERS)[::5]))
 def test_a_folded_model_computes_the_same_in_transformers(name: str, doubled: Any, tmp_path: Path) -> None:
     model, folder = doubled(name)
     folded = fold(open_checkpoint(folder))
@@ -118,7 +118,7 @@ def test_a_folded_model_computes_the_same_in_transformers(name: str, doubled: An
     assert_same(outputs(reloaded(model, fold(folded.checkpoint).checkpoint, tmp_path / "again"), x), want, SINGLE)
 
 
-@pytest.mark.parametrize("name", LM)
+@pytest.mark.parametrize("name", mostly_slow(LM, LM[::2]))
 def test_a_folded_model_computes_the_same_here(name: str, doubled: Any) -> None:
     model, folder = doubled(name)
     checkpoint, x = open_checkpoint(folder), examples(model)

@@ -12,6 +12,7 @@ import oracles
 import other_arrays
 import pytest
 from other_arrays import MAKERS
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -151,7 +152,7 @@ def differentiable(name: str, dtype: Any) -> tuple[list[Any], Callable[..., Any]
     return leaves, {"SVD": tnlib.SVD}.get(name, lambda *a: getattr(tnlib, name)(a))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128], ids=["real", "complex"])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float64, np.complex128], [np.float64]), ids=["real", "complex"])
 @pytest.mark.parametrize("name", ["TensorTrain", "TTMatrix", "Tucker", "SVD"])
 def test_gradients(name: str, dtype: Any) -> None:
     torch = pytest.importorskip("torch")

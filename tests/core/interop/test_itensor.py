@@ -94,6 +94,7 @@ def chain(shape: Sequence[tuple[int, int, int]], dtype: Any, kind: str, seed: in
     return [oracles.normal((ranks[k], *sites[k], ranks[k + 1]), dtype, seed + k) for k in range(len(shape))]
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(shapes, st.sampled_from(oracles.DTYPES), st.sampled_from(["MPS", "MPO"]), st.integers(0, 99), st.booleans())
 def test_what_is_written_is_read(

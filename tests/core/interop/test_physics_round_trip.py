@@ -144,6 +144,7 @@ def test_both_libraries_find_one_ground_state_of_one_operator(
     assert overlap(from_quimb(quimb_state), from_tenpy(tenpy_state)) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_operator_comes_back_through_tenpy_and_a_file(
     quimb_operator: Any, tenpy_state: MPS, model: XXZChain, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def xxz(length: int, jxx: float, jz: float, hz: Any) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------ states
 
 
+@pytest.mark.slow
 @given(trains())
 def test_values_centre_norm_and_schmidt_values_are_kept(train: tnlib.TensorTrain) -> None:
     with oracles.unchanged(*train.arrays()):
@@ -258,6 +259,7 @@ def test_zero_is_a_state_of_norm_zero(conserve: str | None) -> None:
     assert from_tenpy(state).norm() == 0.0
 
 
+@pytest.mark.slow
 def test_two_hundred_sites_with_charges() -> None:
     """One spin up, anywhere: bonds of size 2, a norm of sqrt(200)."""
     step = np.zeros((2, 2, 2))

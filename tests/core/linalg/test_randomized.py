@@ -93,7 +93,7 @@ def test_a_rank_below_the_cap_is_the_numerical_one(dtype: np.dtype, rank: int) -
 
 
 @pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
-@pytest.mark.parametrize("smallest", mostly_slow([0.5, 1e-3, 1.1e-4, 1.2e-5, 0.9e-5, 1e-7], [0.5, 1.2e-5, 0.9e-5]))
+@pytest.mark.parametrize("smallest", mostly_slow([0.5, 1e-3, 1.1e-4, 1.2e-5, 0.9e-5, 1e-7], [1.2e-5]))
 def test_a_matrix_of_the_rank_of_the_cap_is_exact(dtype: np.dtype, smallest: float) -> None:
     """All of it is kept, so the error is roundoff, however small the last value is."""
     a = oracles.with_spectrum(np.geomspace(1, smallest, 40), N, 600, dtype)

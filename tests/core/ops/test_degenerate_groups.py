@@ -11,6 +11,7 @@ import oracles
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -79,7 +80,7 @@ def moved(a: Any, b: Any) -> float:
 # -------------------------------------------------------------------------------------------------- what moves how far
 
 
-@pytest.mark.parametrize(("name", "method"), PAIRS)
+@pytest.mark.parametrize(("name", "method"), mostly_slow(PAIRS, PAIRS[::2]))
 def test_a_perturbation_moves_the_cores_by_a_multiple_of_it_over_the_gap(name: str, method: str) -> None:
     """So does a larger one under groups as coarse, of which `rtol` is then the tolerance."""
     for dtype, size, rtol in (

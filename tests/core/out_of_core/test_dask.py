@@ -59,7 +59,10 @@ def client(workers: Any) -> Iterator[Any]:
         yield client
 
 
-CHUNKS = [(5, 24, 30, 8), (40, 24, 5, 4), (10, 6, 15, 8), ((3, 9, 20, 8), (24,), (7, 15, 8), (8,))]
+CHUNKS = [
+    *((40, 24, 5, 4), ((3, 9, 20, 8), (24,), (7, 15, 8), (8,))),
+    *(pytest.param(chunks, marks=pytest.mark.slow) for chunks in ((5, 24, 30, 8), (10, 6, 15, 8))),
+]
 
 
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
@@ -187,6 +190,7 @@ def test_files_are_opened_by_workers(client: Any, tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.slow
 def test_nan_is_named_by_its_chunk(client: Any) -> None:
     x = noisy()
     x[17, 3, 2, 1] = np.nan
@@ -236,6 +240,7 @@ class OpenedHere:
         return self.x[index]
 
 
+@pytest.mark.slow
 def test_errors_of_chunks_are_raised_here(client: Any) -> None:
     a = da.from_array(noisy(), chunks=(5, 24, 30, 8)).map_blocks(failing, dtype=float)
     with pytest.raises(KeyError, match="no such tape"):

@@ -94,6 +94,7 @@ def test_an_interrupted_pass_does_not_wait_for_its_reader() -> None:
     assert done.wait(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tt_svd", "tucker"])
 def test_a_folder_that_was_changed_gives_the_same_result_or_is_refused(name: str, tmp_path: Path) -> None:
     """Every file of an interrupted run flipped in one bit, cut short, or left out."""

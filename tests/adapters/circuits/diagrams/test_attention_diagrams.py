@@ -226,6 +226,7 @@ def test_a_dense_network_is_evaluated() -> None:
     np.testing.assert_allclose(dense_diagram(weights, "tanh").evaluate(values), wanted, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_all_are_painted(layers: list[Any]) -> None:
     diagrams = [
         frozen_diagram(layers[0]),

@@ -28,6 +28,7 @@ def an_index(draw: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(index[: draw(st.integers(1, len(index)))]) if Ellipsis not in index else tuple(index)
 
 
+@pytest.mark.slow
 @given(trains(), st.data())
 def test_slices_of_trains(t: tnlib.TensorTrain, data: st.DataObject) -> None:
     index = data.draw(an_index(t.shape))

@@ -16,7 +16,7 @@ from slow_cases import mostly_slow
 import tnlib
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", mostly_slow(oracles.DTYPES, [np.float32, np.complex128]), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_trains_keep_the_contract(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     for x in (oracles.normal(shape, dtype), geometric(shape, 0.1, dtype)):
@@ -229,7 +229,7 @@ LONG = [(dtype, *train) for dtype in oracles.DTYPES for train in ((60, 1e-3), (6
 
 @pytest.mark.parametrize(
     ("dtype", "count", "size"),
-    mostly_slow(LONG, [case for case in LONG if case[1] == 60 or case[0] in (np.float32, np.complex128)]),
+    mostly_slow(LONG, [case for case in LONG if case[1] == 60]),
     ids=str,
 )
 def test_long_trains(dtype: np.dtype, count: int, size: float) -> None:

@@ -34,6 +34,7 @@ def test_any_network_is_its_einsum(case: tuple[list[str], str], dtype: Any, seed
         assert oracles.norm(oracles.wide(got) - oracles.wide(want)) <= unit
 
 
+@pytest.mark.slow
 def test_long_chains_do_not_leave_the_range() -> None:
     for size, want in ((1e3, 900.0), (1e-3, -900.0)):
         tt = tnlib.TensorTrain([np.full((1, 2, 1), size)] * 300)

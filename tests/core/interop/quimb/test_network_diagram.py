@@ -11,6 +11,7 @@ import tnlib
 from tnlib.interop.quimb import Network, spell_out, to_network
 
 
+@pytest.mark.slow
 def test_copy_tensors_are_dots() -> None:
     rng = np.random.default_rng(0)
     network = to_network(tnlib.CP(np.ones(2), [rng.standard_normal((n, 2)) for n in (3, 4, 5)]))
