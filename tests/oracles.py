@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 import tnlib
 
 DTYPES = tuple(np.dtype(name) for name in ("float32", "float64", "complex64", "complex128"))
+each_dtype = pytest.mark.parametrize("dtype", mostly_slow(DTYPES, [np.float64, np.complex64]), ids=str)
 
 
 def eps(dtype: Any) -> float:

@@ -107,7 +107,7 @@ def test_every_linear_format(value: Any) -> None:
         oracles.assert_close((1 + value).full(), 1 + x, value.dtype)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_products_of_operators(dtype: np.dtype) -> None:
     a = tnlib.TTMatrix([oracles.normal(s, dtype, 1) for s in ((1, 2, 3, 2), (2, 4, 2, 3), (3, 1, 2, 1))], log_scale=1.0)
     b = tnlib.TTMatrix(
@@ -147,7 +147,7 @@ def test_numbers_of_any_size_leave_the_cores_in_range(power: int) -> None:
     oracles.assert_close(back.full(), t.full(), factor=1e4)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("size", "log_scale"), [(1e3, -1.0), (1e-3, 1.0), (1.0, 0.0)])
 def test_long_trains_meet_in_one_scale(dtype: np.dtype, size: float, log_scale: float) -> None:
     """Four hundred cores of size 1e3 with a log_scale that takes it back, plus a train of plain cores."""

@@ -94,7 +94,7 @@ def test_orthogonal_iteration_never_raises_the_error(x: np.ndarray, n_iter: int,
 
 
 @pytest.mark.parametrize("name", oracles.METHODS)
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [None, 1e-3, 0.2])
 def test_ranks_are_free_of_scale(name: str, dtype: np.dtype, rtol: float | None) -> None:
     shape = (8, 12) if name == "ttm_svd" else (4, 6, 2, 4)
@@ -111,7 +111,7 @@ def test_ranks_are_free_of_scale(name: str, dtype: np.dtype, rtol: float | None)
         assert scaled.value.norm() == pytest.approx(c * fit.value.norm(), rel=100 * oracles.eps(dtype))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_cp_is_free_of_scale(dtype: np.dtype) -> None:
     x = oracles.random_cp((4, 5, 6), 2, dtype)
     for c in (1e-30, 1.0, 1e30) if np.finfo(dtype).bits == 32 else (1e-200, 1e-100, 1.0, 1e100, 1e200):
@@ -123,7 +123,7 @@ def test_cp_is_free_of_scale(dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", [*oracles.METHODS, "cp"])
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_layout_and_repetition_do_not_change_a_bit(name: str, dtype: np.dtype) -> None:
     methods = oracles.METHODS | {"cp": lambda x, _: tnlib.cp(x, 3, n_iter=4)}
     x = oracles.normal((6, 10) if name == "ttm_svd" else (4, 5, 6), dtype)
@@ -164,7 +164,7 @@ def test_nested_lists_are_arrays() -> None:
 
 
 @pytest.mark.parametrize("name", oracles.METHODS)
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_zero(name: str, dtype: np.dtype) -> None:
     for shape in [(4, 6), (6, 4), (1, 1)] if name == "ttm_svd" else [(4, 6), (2, 3, 4), (1, 1, 1)]:
         for rtol, cap in itertools.product([None, 0.0, 0.1], [None, 2]):

@@ -365,7 +365,7 @@ def test_keys_belong_to_their_version(tmp_path: Path) -> None:
             tnlib.load(path)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_scales_at_the_edge_of_the_range_are_kept_bit_for_bit(dtype: np.dtype, tmp_path: Path) -> None:
     train = tnlib.TensorTrain(oracles.random_cores((3, 4, 2), (1, 2, 2, 1), dtype))
     for exponent in (0, 30, 39, 41, 70, 101, 399, 401, 5000):

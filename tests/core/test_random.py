@@ -24,7 +24,7 @@ def test_all_of_them_are_public() -> None:
     assert sorted(MAKE) == tnlib.random.__all__
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("name", MAKE)
 def test_a_seed_gives_one_value_of_the_dtype(name: str, dtype: np.dtype) -> None:
     a, b = MAKE[name](dtype=dtype, rng=5), MAKE[name](dtype=dtype, rng=np.random.default_rng(5))

@@ -77,7 +77,7 @@ def test_under_rotary_every_frequency_has_a_number_of_its_own() -> None:
     oracles.assert_close(scores(*one), scores(q, k.conj().T), factor=100)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 def test_terms_are_balanced_one_by_one(dtype: np.dtype, power: float) -> None:
     real = np.finfo(dtype).dtype

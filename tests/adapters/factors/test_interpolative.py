@@ -92,7 +92,7 @@ def test_rows_that_do_not_fit_are_refused(rows):
         expand([replace(piece, rows=rows)], SIZES)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("m", "r"), [(12, 3), (5, 5), (7, 1), (200, 20)])
 def test_pivot_rows_are_independent(dtype: np.dtype, m: int, r: int) -> None:
     a = oracles.normal((m, r), dtype)

@@ -39,7 +39,7 @@ def known_error(x: np.ma.MaskedArray, value: Any) -> float:
 
 
 @both
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("missing", [0.1, 0.5])
 def test_missing_entries_are_recovered(name: str, dtype: np.dtype, missing: float) -> None:
     x = EXACT[name](dtype)

@@ -17,7 +17,7 @@ from slow_cases import mostly_slow
 import tnlib
 
 kinds = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+dtypes = oracles.each_dtype
 SHAPE = (4, 5, 6, 4)
 
 

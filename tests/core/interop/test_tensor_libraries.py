@@ -121,7 +121,7 @@ def test_the_scale_goes_into_the_cores(name: str, kind: Any, center: int | None)
 
 
 @pytest.mark.parametrize("name", TRAINS)
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_every_scale_and_zero(name: str, dtype: Any) -> None:
     to_library, from_library = verbs(name)
     cores = oracles.random_cores((2, 3, 2), (1, 2, 2, 1), dtype)

@@ -77,7 +77,7 @@ def test_gram_matrices_are_never_indefinite_by_more_than_roundoff(
 PROJECTED = [(1, 6, 50), (3, 6, 5), (9, 1, 4), (1, 8, 3), (1, 67, 1), (1, 150, 1030), (3, 8, 30_000)]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_projections_and_their_errors(n_threads: int, dtype: np.dtype) -> None:
     for shape in PROJECTED:
         a = oracles.normal(shape, dtype)
@@ -113,7 +113,7 @@ def test_a_negligible_error_is_not_measured() -> None:
     assert 16 * EPS < project(oracles.isometry(40, 4), a, negligible=1e-4)[1] < 1e-5
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (3000, 1), (50, 70)], ids=str)
 def test_residuals_are_measured(dtype: np.dtype, shape: tuple[int, int]) -> None:
     a, left = oracles.normal(shape, dtype), oracles.normal((shape[0], 2), dtype, 1)

@@ -92,7 +92,7 @@ def test_exact_left_singular_vectors_of_exactly_low_rank(m: int, n: int) -> None
         assert_left(left_svd(a[None], exact=True), a[None], factor=32)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_left_singular_vectors_of_slabs(dtype: np.dtype) -> None:
     for shape in ((1, 3, 2), (1, 1, 9000), (9000, 1, 1), (30, 4, 70), (700, 6, 3), (5, 40, 60)):
         a = oracles.normal(shape, dtype)

@@ -15,7 +15,7 @@ def volume(a: np.ndarray) -> float:
     return float(abs(np.linalg.det(oracles.wide(a))))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("m", "r"), [(12, 3), (40, 8), (5, 5), (7, 1), (200, 20)])
 @pytest.mark.parametrize("bound", [1.01, 2.0, 10.0])
 def test_no_entry_of_the_interpolation_exceeds_the_bound(m: int, r: int, bound: float, dtype: np.dtype) -> None:
@@ -53,7 +53,7 @@ def test_dependent_rows_to_begin_with_are_refused(kind: str) -> None:
     assert maxvol(a, np.arange(3), bound=2.0) is None
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_pivots_find_the_rank(rank: int, dtype: np.dtype) -> None:
     a = oracles.with_spectrum(np.linspace(1, 0.5, rank), 20, 15, dtype, seed=rank)

@@ -17,7 +17,7 @@ from tnlib.linalg.orthogonal import (
     r_factor,
 )
 
-dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+dtypes = oracles.each_dtype
 
 
 @dtypes

@@ -81,7 +81,7 @@ def test_errors_are_the_best_ones_in_single_precision(spectrum: str, dtype: type
     assert_leading(fit, a, s, min(40, above))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rank", [1, 10, 39])
 def test_a_rank_below_the_cap_is_the_numerical_one(dtype: np.dtype, rank: int) -> None:
     a = oracles.with_spectrum(np.linspace(1, 0.1, rank), N, 600, dtype)
@@ -92,7 +92,7 @@ def test_a_rank_below_the_cap_is_the_numerical_one(dtype: np.dtype, rank: int) -
     assert fit.error < 100 * oracles.eps(dtype)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("smallest", mostly_slow([0.5, 1e-3, 1.1e-4, 1.2e-5, 0.9e-5, 1e-7], [1.2e-5]))
 def test_a_matrix_of_the_rank_of_the_cap_is_exact(dtype: np.dtype, smallest: float) -> None:
     """All of it is kept, so the error is roundoff, however small the last value is."""
@@ -131,7 +131,7 @@ def test_a_tolerance_beside_the_cap(spectrum: str, rtol: float) -> None:
     assert fit.converged == (needed <= 60)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_large_matrices_are_scale_free(dtype: np.dtype) -> None:
     a = with_spectrum("1 / k", N, N, dtype)
     want = tnlib.svd(a, max_rank=30)
@@ -145,7 +145,7 @@ def test_large_matrices_are_scale_free(dtype: np.dtype) -> None:
         np.testing.assert_allclose(fit.value.s / dtype.type(c), want.value.s, rtol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_large_zero_matrices(dtype: np.dtype) -> None:
     fit = tnlib.svd(np.zeros((N, N), dtype), max_rank=20)
     assert fit.value.ranks == (1,)
@@ -154,7 +154,7 @@ def test_large_zero_matrices(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["svd", "tt_svd", "tucker"])
 @pytest.mark.parametrize("cap", [None, 20])
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_constant_matrices_have_rank_one(name: str, cap: int | None, dtype: np.dtype) -> None:
     """Of 300 equal rows or more the QR of LAPACK rounds in one direction, and its noise counts as rank."""
     a = np.ones((200, 220), dtype)
@@ -197,7 +197,7 @@ def test_equal_values_at_the_cap_are_reported() -> None:
         oracles.assert_warned(fit, warned)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_same_matrix_gives_the_same_bits_in_any_layout(dtype: np.dtype) -> None:
     a = with_spectrum("1 / k", N, 600, dtype)
     want = tnlib.svd(a, max_rank=20)

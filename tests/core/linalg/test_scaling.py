@@ -23,7 +23,7 @@ from tnlib.linalg.scaling import (
 )
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_scales_are_exact_powers_of_two(dtype: np.dtype) -> None:
     single = np.finfo(dtype).bits == 32
     for size in (1e-37, 1e-20, 1.0, 1e20, 1e37) if single else (1e-300, 1e-150, 1.0, 1e150, 1e300):

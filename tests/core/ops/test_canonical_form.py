@@ -69,7 +69,7 @@ def test_a_tucker_becomes_a_higher_order_svd(t: tnlib.Tucker, data: st.DataObjec
         assert np.linalg.norm(want[len(lengths) :]) <= tolerance * terms
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("seed", range(3))
 def test_two_tuckers_of_one_tensor_become_the_same(dtype: np.dtype, seed: int) -> None:
     ranks, shape = (3, 4, 2), (5, 6, 7)
@@ -85,7 +85,7 @@ def test_two_tuckers_of_one_tensor_become_the_same(dtype: np.dtype, seed: int) -
     assert_alike(tnlib.round(t).value, one, 3e4)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_so_do_those_of_a_degenerate_one(dtype: np.dtype) -> None:
     for x in (oracles.ghz(3, 3, dtype), np.eye(12, dtype=dtype).reshape(12, 3, 4)):
         t = tnlib.tucker(x).value
@@ -135,7 +135,7 @@ def test_zeros_have_a_gauge() -> None:
 # ------------------------------------------------------------------------------------------------------ trains and SVD
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_two_trains_of_one_tensor_become_the_same(dtype: np.dtype) -> None:
     for x in (oracles.random_train((4, 5, 4, 3), (1, 3, 4, 2, 1), dtype), oracles.ghz(5, 3, dtype)):
         tt = tnlib.tt_svd(x).value
@@ -208,7 +208,7 @@ def test_any_order_and_any_scales_of_components(d: int, rank: int, dtype: np.dty
     assert_alike(tnlib.canonical_form(other), one, 300)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_equal_weights_have_an_order_too(dtype: np.dtype) -> None:
     factors = [oracles.isometry(n, 4, dtype, n) for n in (5, 6, 7)]
     for repeated in (False, True):

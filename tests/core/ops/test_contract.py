@@ -51,7 +51,7 @@ def test_trains_take_legs_away(shape: list[int], r: int, s: int, dtype: Any, see
     assert_is(got, want, dtype, reach(a) * reach(c))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_small_formats(dtype: np.dtype) -> None:
     factors = [oracles.normal((n, 2), dtype, n) for n in (3, 4, 5)]
     for value in (

@@ -11,7 +11,7 @@ import pytest
 import tnlib
 
 KINDS = [tnlib.TensorTrain, tnlib.TTMatrix, tnlib.Tucker, tnlib.CP, tnlib.LowRank, tnlib.SVD, tnlib.KroneckerTerms]
-dtypes = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+dtypes = oracles.each_dtype
 
 
 def is_exact(value: Any, kind: type) -> bool:

@@ -55,7 +55,7 @@ def test_trains(shape: list[int], one: Any, two: Any, seed: int, matrix: bool) -
 KINDS = [tnlib.TensorTrain, tnlib.Tucker, tnlib.CP, tnlib.LowRank]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("one", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("two", KINDS, ids=lambda kind: kind.__name__)
 def test_any_two_kinds(dtype: np.dtype, one: type, two: type) -> None:
@@ -75,7 +75,7 @@ def test_any_two_kinds(dtype: np.dtype, one: type, two: type) -> None:
     assert abs(tnlib.distance(x, y) - oracles.norm(p - q)) <= 200 * eps * (oracles.norm(p) + oracles.norm(q))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_sums_of_kronecker_products(dtype: np.dtype) -> None:
     """Factors and arrays on the right, and an operator of two cores."""
     low = [tnlib.LowRank(oracles.normal((4, 2), dtype, h), oracles.normal((2, 5), dtype, h + 9)) for h in range(3)]
@@ -238,7 +238,7 @@ def test_what_has_no_inner_product_is_refused(
         call(function)
 
 
-every_dtype = pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+every_dtype = oracles.each_dtype
 
 
 def pairs(dtype: Any) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from rounding_cases import TOLERANCES, check, exact_train, geometric
 import tnlib
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(
     ("shape", "ranks"),
     [((5, 6, 7), (3, 4, 2)), ((4, 3), (6, 5)), ((5,), (3,)), ((1, 4, 1), (2, 6, 1)), ((3, 3, 3, 3), (2, 5, 1, 4))],
@@ -42,7 +42,7 @@ def test_tucker_ranks_are_those_of_a_decomposition_from_scratch(rtol: float | No
     assert again.error <= 1e-13
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("m", "r", "n"), [(6, 3, 5), (3, 8, 4), (1, 2, 7), (9, 1, 9), (5, 5, 5), (1, 1, 1)])
 def test_low_rank_keeps_the_contract(dtype: np.dtype, m: int, r: int, n: int) -> None:
     left, right = oracles.normal((m, r), dtype), oracles.normal((r, n), dtype, seed=1)
@@ -55,7 +55,7 @@ def test_low_rank_keeps_the_contract(dtype: np.dtype, m: int, r: int, n: int) ->
                 assert fit.value.ranks[0] <= max(1, np.count_nonzero(s > 1e-6 * s[0]))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [1e-5, 1e-3, 0.03, 0.4])
 def test_two_factors_have_the_best_error(dtype: np.dtype, rtol: float) -> None:
     s = 0.3 ** np.arange(12)
@@ -70,7 +70,7 @@ def test_two_factors_have_the_best_error(dtype: np.dtype, rtol: float) -> None:
         assert fit.error == pytest.approx(tails[rank], rel=0.01, abs=4 * oracles.eps(dtype))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_an_svd_keeps_its_legs(dtype: np.dtype) -> None:
     x = oracles.normal((2, 3, 4, 5), dtype)
     for left in ((0,), (3, 1), (2, 0, 1)):

@@ -49,7 +49,7 @@ def check(fit: Any, x: np.ndarray, rtol: float | None) -> float:
 
 
 @names
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_errors_beside_those_of_two_passes(name: str, dtype: np.dtype) -> None:
     """The squared error of a sketch is expected to be at most 4 times the smallest one, in each of two stages."""
     x = noisy(dtype)

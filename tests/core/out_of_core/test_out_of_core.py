@@ -25,7 +25,7 @@ LIMITED, HALF, QUARTER = (Storage(memory=MEMORY // n) for n in (1, 2, 4))
 check = partial(out_of_core_cases.check, storage=LIMITED)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_contract_holds_for_every_dtype(name: str, dtype: np.dtype) -> None:
     x = noisy(dtype)

@@ -14,7 +14,7 @@ import tnlib
 from tnlib.formats.cp.decomposition import core_ranks
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("shape", "rank"), [((5, 6, 7), 3), ((4, 5, 3, 4), 2), ((8, 6), 1), ((7, 1, 5), 1)], ids=str)
 def test_components_are_found(dtype: np.dtype, shape: tuple[int, ...], rank: int) -> None:
     x = oracles.random_cp(shape, rank, dtype)
@@ -27,7 +27,7 @@ def test_components_are_found(dtype: np.dtype, shape: tuple[int, ...], rank: int
     np.testing.assert_allclose(fit.value.weights, np.arange(rank, 0, -1), rtol=2000 * oracles.eps(dtype))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_gauge_is_that_of_the_tensor_and_not_of_the_guess(dtype: np.dtype) -> None:
     x = oracles.random_cp((5, 6, 7), 3, dtype, seed=2)
     one, other = (tnlib.cp(x, 3, n_starts=n, rng=n).value for n in (1, 3))
@@ -38,7 +38,7 @@ def test_the_gauge_is_that_of_the_tensor_and_not_of_the_guess(dtype: np.dtype) -
     oracles.assert_close(one.factors[-1], -turned.factors[-1], dtype, factor=2e4)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype) -> None:
     e = oracles.eps(dtype)
     exact = oracles.random_cp((6, 7, 8), 1, dtype)
@@ -91,7 +91,7 @@ def test_nothing_is_drawn_from_the_global_generator() -> None:
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rank", [1, 3])
 def test_zero(dtype: np.dtype, rank: int) -> None:
     fit = tnlib.cp(np.zeros((3, 4, 5), dtype), rank)
@@ -118,7 +118,7 @@ def test_impossible_arguments_are_refused(call: object, kind: type[Exception], w
         call()
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(
     ("shape", "rank"), [((30, 40, 20), 3), ((12, 12, 12, 12), 2), ((200, 30), 2), ((60, 3, 60), 2)]
 )

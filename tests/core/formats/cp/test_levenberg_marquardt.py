@@ -29,7 +29,7 @@ OVER_RANKED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rank", [2, 3, 6, 12, 20])
 def test_more_components_than_needed_are_allowed(dtype: np.dtype, rank: int) -> None:
     x = oracles.random_cp((4, 5, 6), 1, dtype)
@@ -53,7 +53,7 @@ def test_a_tensor_of_infimum_but_no_minimum() -> None:
     assert fit.value.weights.max() > 2
 
 
-@pytest.mark.parametrize("dtype", mostly_slow(oracles.DTYPES, [np.float32, np.complex128]), ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("shape", "rank", "fitted_rank"), OVER_RANKED, ids=str)
 @pytest.mark.parametrize("kind", mostly_slow(["orthonormal", "normal"], ["normal"]))
 def test_more_components_than_needed_are_exact(
@@ -87,7 +87,7 @@ def test_collinear_components_are_found(dtype: type, cosine: float, shape: tuple
         assert fit.converged
 
 
-@pytest.mark.parametrize("dtype", mostly_slow(oracles.DTYPES, [np.float32, np.complex128]), ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("cosine", [0.999, 1 - 1e-10, 1.0])
 def test_nearly_equal_components_do_no_harm(dtype: np.dtype, cosine: float) -> None:
     """They cannot all be told apart; what is returned is close, and says how close."""

@@ -83,7 +83,7 @@ def test_no_pairing_scores_more(rank: int, other: int, dtype: np.dtype, weight_p
         assert off in ([], [int(np.argmin(np.abs(cosines)))])
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("weight_penalty", [True, False])
 def test_one_cp_in_two_gauges_matches_itself(dtype: np.dtype, weight_penalty: bool) -> None:
     a = random_cp(6, dtype=dtype)

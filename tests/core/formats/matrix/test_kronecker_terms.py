@@ -16,7 +16,7 @@ def matrices(right: list[Any]) -> list[np.ndarray]:
     return [b.left @ b.right if isinstance(b, tnlib.LowRank) else b for b in right]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
 @pytest.mark.parametrize("n_terms", [1, 2, 9])
 def test_apply_is_the_sum_of_two_sided_products(dtype: np.dtype, kind: str, n_terms: int) -> None:
@@ -64,7 +64,7 @@ def test_nothing_of_full_size_is_formed() -> None:
     assert k.apply(np.ones((p, q)))[0, 0] == p * q
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
 def test_sums_multiples_and_transposes(dtype: np.dtype, kind: str) -> None:
     a, b = some(kind, 3, dtype), some("factored", 2, dtype, seed=1)
@@ -82,7 +82,7 @@ def test_sums_multiples_and_transposes(dtype: np.dtype, kind: str) -> None:
         oracles.assert_close(got.full(), want, dtype, 200)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("kinds", [("dense", "dense"), ("dense", "factored"), ("factored", "mixed")])
 def test_a_product_has_a_term_for_every_pair(dtype: np.dtype, kinds: tuple[str, str]) -> None:
     a, b = some(kinds[0], 3, dtype), some(kinds[1], 2, dtype, (3, 2))

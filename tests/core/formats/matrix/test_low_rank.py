@@ -71,7 +71,7 @@ def test_a_product_is_balanced(m: int, n: int, r: int, dtype: np.dtype, seed: in
     oracles.assert_signs(fixed.left)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("spectrum", [(5, 4, 3, 2), (2, 2, 1, 1), (1, 1, 1, 1), (3, 1e-2, 1e-2, 1e-2)], ids=str)
 def test_any_split_of_a_product_comes_out_the_same(dtype: np.dtype, power: float, spectrum: Any) -> None:

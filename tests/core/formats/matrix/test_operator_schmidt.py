@@ -29,7 +29,7 @@ def schmidt_form(value: tnlib.KroneckerTerms) -> tuple[np.ndarray, np.ndarray]:
     return value.left.reshape(len(value.left), -1).T, right
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
 @pytest.mark.parametrize("rtol", [None, 0.0, 0.1, 0.5, 1.0])
 def test_rounding_holds_the_contract_and_its_gauge(dtype: np.dtype, kind: str, rtol: float | None) -> None:
@@ -126,7 +126,7 @@ def test_rounding_forms_nothing_of_full_size() -> None:
     assert peak < 2e8
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("kind", ["dense", "factored", "mixed"])
 @pytest.mark.parametrize(
     ("rows", "columns"),

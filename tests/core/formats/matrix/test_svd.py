@@ -14,7 +14,7 @@ import tnlib
 from tnlib.linalg.thin_svd import thin_svd
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", [(20, 12), (12, 20), (15, 15), (40, 1), (1, 40), (1, 1)], ids=str)
 def test_exact_without_a_tolerance(dtype: np.dtype, shape: tuple[int, int]) -> None:
     a = oracles.normal(shape, dtype)
@@ -29,7 +29,7 @@ def test_exact_without_a_tolerance(dtype: np.dtype, shape: tuple[int, int]) -> N
     assert fit.n_iter == 0
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rank", [1, 3, 7])
 def test_numerical_rank_is_found(dtype: np.dtype, rank: int) -> None:
     a = oracles.with_spectrum(np.linspace(1, 0.1, rank), 30, 20, dtype, seed=rank)
@@ -64,7 +64,7 @@ def test_tails_are_sums_and_not_single_values() -> None:
     assert fit.error == pytest.approx(2 / np.sqrt(109))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype) -> None:
     e = oracles.eps(dtype)
     for small in (1e4 * e, 1e5 * e):
@@ -119,7 +119,7 @@ def test_a_cut_that_the_tolerance_chose_is_not_blamed_on_the_cap() -> None:
     assert tnlib.svd(np.eye(4), rtol=0.8, max_rank=2).notes == ()
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_signs_are_fixed_where_entries_tie(dtype: np.dtype) -> None:
     u = scipy.linalg.hadamard(4) / 2 * np.array([-1, 1, -1, 1])
     v = oracles.isometry(9, 4, dtype, seed=3)
@@ -134,7 +134,7 @@ def test_signs_are_fixed_where_entries_tie(dtype: np.dtype) -> None:
         np.testing.assert_allclose(moved.vh, reference.vh, atol=500 * oracles.eps(dtype))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_signs_do_not_depend_on_the_sign_of_the_input(dtype: np.dtype) -> None:
     a = oracles.normal((7, 5), dtype)
     phase = dtype.type(np.exp(0.7j)) if dtype.kind == "c" else dtype.type(-1)

@@ -71,7 +71,7 @@ def test_any_operator_on_any_train(legs, ranks, dtype, seed, rtol, cap, kind, ma
     check(tnlib.TTMatrix(a), x, rtol, cap)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [None, 1e-4, 0.2])
 def test_the_result_is_that_of_rounding_the_product(dtype: np.dtype, rtol: float | None) -> None:
     a = tnlib.TTMatrix(operator((2,) * 10, (2,) * 10, 4, dtype))
@@ -84,7 +84,7 @@ def test_the_result_is_that_of_rounding_the_product(dtype: np.dtype, rtol: float
         assert tnlib.distance(got.value, want.value) <= 1e3 * oracles.eps(dtype) * want.value.norm()
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [None, 1e-3, 0.3])
 def test_diagonal_operators_multiply_entries(dtype: np.dtype, rtol: float | None) -> None:
     a, b = (tnlib.TensorTrain(oracles.random_cores((3, 2, 4, 2), (1, 3, 4, 2, 1), dtype, seed)) for seed in (1, 60))

@@ -48,7 +48,7 @@ def test_a_known_centre_moves_by_the_cores_in_between_alone(tt: tnlib.TensorTrai
     assert_same_tensor(moved, tt)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_operators_have_centres_too(dtype: np.dtype) -> None:
     cores = [oracles.normal(shape, dtype, k) for k, shape in enumerate([(1, 2, 3, 4), (4, 3, 2, 5), (5, 2, 2, 1)])]
     operator = tnlib.TTMatrix(cores)

@@ -67,7 +67,7 @@ def test_the_contract_of_a_gate_on_two_legs(
         assert fit.value.ranks[site + 1] <= cap
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_cut_is_optimal_for_a_gate_that_is_not_unitary(dtype: np.dtype) -> None:
     tt = tnlib.tt_svd(oracles.random_train((3, 4, 5, 3), (1, 3, 7, 3, 1), dtype)).value
     gate = oracles.normal((20, 20), dtype, 5)

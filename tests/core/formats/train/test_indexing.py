@@ -67,7 +67,7 @@ def test_a_train_is_gone_through_as_an_array() -> None:
     assert [float(x) for x in parts[0][0]] == pytest.approx(t.full()[0, 0])
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_rows_and_columns_of_operators(dtype: np.dtype) -> None:
     a = tnlib.TTMatrix([oracles.normal(s, dtype) for s in ((1, 2, 3, 2), (2, 4, 2, 3), (3, 1, 2, 1))], log_scale=2.0)
     dense = oracles.contract(a)

@@ -30,7 +30,7 @@ def close(found: Any, want: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [*SHAPES, *((new, old) for old, new in SHAPES)])
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_reshape_is_that_of_numpy(old: Any, new: Any, dtype: Any) -> None:
     tt = train(old, dtype)
     found = tnlib.reshape(tt, new)

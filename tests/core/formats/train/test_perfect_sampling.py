@@ -16,7 +16,7 @@ import tnlib
 N = 20000
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 4), (1, 2, 1, 3), (2,) * 5])
 def test_frequencies_are_the_probabilities(shape: tuple[int, ...], dtype: Any) -> None:
     tt = tnlib.random.tensor_train(shape, 3, dtype=dtype, rng=7)

@@ -29,7 +29,7 @@ def total(terms: list[tnlib.TensorTrain]) -> np.ndarray:
     return np.sum([oracles.contract(term) for term in terms], axis=0)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [1e-1, 1e-2, 1e-3])
 def test_a_tolerance_is_met(rtol: float, dtype: np.dtype) -> None:
     x = spread_spectrum((9, 8, 8, 9), dtype=dtype)
@@ -44,7 +44,7 @@ def test_a_tolerance_is_met(rtol: float, dtype: np.dtype) -> None:
     oracles.assert_gauge(fit.value)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("cap", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cap_costs_little_more_than_the_best_train(cap: int, seed: int, dtype: np.dtype) -> None:
@@ -67,7 +67,7 @@ def test_what_a_sketch_leaves_out_is_estimated(seed: int) -> None:
     assert 0.8 * true <= fit.error <= 1.3 * true
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_a_sum_is_that_of_its_terms(dtype: np.dtype) -> None:
     terms = terms_of((5, 4, 3, 4), 2, 7, dtype)
     x = total(terms)

@@ -86,7 +86,7 @@ def test_product_states_and_maximally_entangled_ones() -> None:
         assert tnlib.entropy(ghz, bond, order=order) == pytest.approx(math.log(3), abs=1e-13)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_a_bond_is_cut_optimally(dtype: np.dtype) -> None:
     x = oracles.random_train((4, 5, 6, 3), (1, 4, 9, 3, 1), dtype)
     tt = tnlib.tt_svd(x).value

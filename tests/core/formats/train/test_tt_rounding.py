@@ -16,7 +16,7 @@ from slow_cases import mostly_slow
 import tnlib
 
 
-@pytest.mark.parametrize("dtype", mostly_slow(oracles.DTYPES, [np.float32, np.complex128]), ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_trains_keep_the_contract(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     for x in (oracles.normal(shape, dtype), geometric(shape, 0.1, dtype)):
@@ -61,7 +61,7 @@ def test_trains_of_one_tensor_become_the_same(dtype: type, shape: tuple[int, ...
         oracles.assert_close(one, two, factor=1e5)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [None, 1e-4])
 def test_rounding_twice_is_rounding_once(dtype: np.dtype, rtol: float | None) -> None:
     for shape in SHAPES:
@@ -100,7 +100,7 @@ def test_any_train(shape, rank, dtype, seed, rtol, cap, kind, matrix) -> None:
     check(as_matrix(t) if matrix else t, rtol, cap)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_zero_trains(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     t = tnlib.TensorTrain(
@@ -122,7 +122,7 @@ def test_a_difference_that_cancels_is_zero_or_roundoff() -> None:
     assert fit.value.norm() <= 1e-14 * t.norm()
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_a_single_core_keeps_its_numbers(dtype: np.dtype) -> None:
     t = tnlib.TensorTrain([oracles.normal((1, 5, 1), dtype)])
     for kwargs in ({}, {"rtol": 0.5}, {"max_rank": 1}):
@@ -150,7 +150,7 @@ def test_a_result_does_not_follow_later_changes_of_its_input() -> None:
         np.testing.assert_array_equal(value.full(), before)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_same_train_gives_the_same_bits(dtype: np.dtype) -> None:
     t = tnlib.TensorTrain(oracles.random_cores((6, 7, 8, 5), (1, 9, 9, 9, 1), dtype))
     want = tnlib.round(t, rtol=0.1)
@@ -160,7 +160,7 @@ def test_the_same_train_gives_the_same_bits(dtype: np.dtype) -> None:
         assert got.error == want.error
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("log_scale", [-1e6, -1000.0, -80.0, -0.3, 0.3, 80.0, 1000.0, 1e6])
 def test_any_log_scale(dtype: np.dtype, log_scale: float) -> None:
     x = geometric((4, 5, 6), 0.1, dtype)
@@ -191,7 +191,7 @@ def wide_train(dtype: np.dtype) -> Sequence[np.ndarray]:
 SIZES = [(narrow_train, [-30, -20, -12, -9, -4, 4, 9, 12, 20, 30]), (wide_train, [-18, -9, 9, 18])]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("make", "powers"), SIZES)
 def test_cores_of_any_size(make: Callable[..., Sequence[np.ndarray]], powers: list[int], dtype: np.dtype) -> None:
     cores = make(dtype)
@@ -252,7 +252,7 @@ def test_long_trains(dtype: np.dtype, count: int, size: float) -> None:
     assert fit.error <= 1.05 * true + unit
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_matrices_round_as_their_trains_do(dtype: np.dtype) -> None:
     t = padded(regauged(exact_train(geometric((6, 8, 9, 4), 0.2, dtype))))
     for rtol in (None, 1e-3, 0.1):

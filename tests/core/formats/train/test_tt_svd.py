@@ -17,7 +17,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("shape", "ranks"), SHAPES, ids=str)
 def test_ranks_of_a_random_train_are_recovered(dtype: np.dtype, shape: tuple, ranks: tuple) -> None:
     x = oracles.random_train(shape, ranks, dtype)
@@ -44,7 +44,7 @@ def test_the_whole_tolerance_is_used() -> None:
     assert tnlib.tt_svd(x, rtol=0.05).value.ranks[-2] == tnlib.svd(x[0, 0, 0], rtol=0.05).value.ranks[0]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_center_carries_the_norm(dtype: np.dtype) -> None:
     x = oracles.normal((3, 4, 5), dtype)
     value = tnlib.tt_svd(x).value
@@ -53,7 +53,7 @@ def test_the_center_carries_the_norm(dtype: np.dtype) -> None:
     assert value.log_scale == 0
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_one_leg(dtype: np.dtype) -> None:
     x = oracles.normal((5,), dtype)
     fit = tnlib.tt_svd(x, rtol=0.5, max_rank=1)

@@ -41,7 +41,7 @@ def noisy_train(shape: tuple[int, ...], rank: int, noise: float, dtype: Any = np
     return (x + noise / math.sqrt(x.size) * oracles.normal(shape, x.dtype, seed=9)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rank", [1, 3])
 def test_trains_of_low_rank_come_from_samples(dtype: np.dtype, shape: tuple[int, ...], rank: int) -> None:
@@ -53,7 +53,7 @@ def test_trains_of_low_rank_come_from_samples(dtype: np.dtype, shape: tuple[int,
     assert max(fit.value.ranks) <= rank
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize("rtol", [None, 1e-4])
 def test_samples_of_exact_trains_have_no_error(dtype: np.dtype, rtol: float | None) -> None:
     for shape in SHAPES:

@@ -13,7 +13,7 @@ import tnlib
 SHAPES = [((2, 3), (4, 5)), ((2, 3, 2), (3, 1, 4)), ((6,), (5,)), ((1, 4), (3, 2)), ((2,) * 5, (2,) * 5)]
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("rows", "columns"), SHAPES, ids=str)
 def test_exact_without_a_tolerance(dtype: np.dtype, rows: tuple, columns: tuple) -> None:
     a = oracles.normal((int(np.prod(rows)), int(np.prod(columns))), dtype)
@@ -35,7 +35,7 @@ def test_a_kronecker_product_has_rank_one_and_its_factors_as_cores() -> None:
         assert abs(cosine) == pytest.approx(1, rel=1e-13)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_ranks_of_a_sum_of_kronecker_products_are_found(dtype: np.dtype) -> None:
     terms = oracles.normal((3, 4, 5), dtype), oracles.normal((3, 6, 2), dtype, seed=1)
     a = sum(np.kron(x, y) for x, y in zip(*terms, strict=True))

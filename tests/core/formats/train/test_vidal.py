@@ -35,7 +35,7 @@ def test_vidal_form(tt: tnlib.TensorTrain) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_lambdas_are_the_singular_values_of_every_unfolding(shape: tuple[int, ...], dtype: np.dtype) -> None:
     x = oracles.random_train(shape, [1, *[3] * (len(shape) - 1), 1], dtype)
     form = tnlib.vidal(tnlib.tt_svd(3 * x).value)

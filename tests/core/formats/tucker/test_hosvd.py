@@ -15,7 +15,7 @@ def unfolding_values(x: np.ndarray, k: int) -> np.ndarray:
     return np.linalg.svd(np.moveaxis(x, k, 0).reshape(x.shape[k], -1), compute_uv=False)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(
     ("shape", "ranks"), [((5, 6, 7), (2, 3, 4)), ((4, 4, 4, 4), (1, 2, 2, 3)), ((9, 3), (2, 2)), ((6,), (1,))], ids=str
 )
@@ -28,7 +28,7 @@ def test_multilinear_ranks_are_recovered(dtype: np.dtype, shape: tuple, ranks: t
     oracles.assert_close(fit.value.full(), x, dtype, factor=200)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_the_core_is_the_projection(dtype: np.dtype) -> None:
     x = oracles.normal((4, 5, 6), dtype)
     value = tnlib.tucker(x, ranks=(2, 3, 2)).value
@@ -47,7 +47,7 @@ def test_error_at_given_ranks_is_quasi_optimal(n_iter: int) -> None:
 
 
 @pytest.mark.parametrize("n_iter", [0, 2])
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_error_has_no_floor_at_the_root_of_eps(dtype: np.dtype, n_iter: int) -> None:
     """sqrt(norm(x)^2 - norm(core)^2) would lose half of the digits, iterated or not."""
     e = oracles.eps(dtype)
@@ -109,7 +109,7 @@ def test_zero(n_iter: int) -> None:
     oracles.assert_gauge(fit.value)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_orthogonal_iteration_lowers_the_error_to_a_stationary_point(dtype: np.dtype) -> None:
     x = oracles.normal((6, 7, 8), dtype)
     errors = [tnlib.tucker(x, ranks=2, n_iter=n).error for n in (0, 1, 3, 30)]

@@ -68,7 +68,7 @@ def test_the_weights_are_those_of_another_belief_propagation(case: str) -> None:
         np.testing.assert_allclose(squares / squares.sum(), s**2, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_on_a_chain_it_is_the_vidal_form(dtype: Any) -> None:
     tt = tnlib.TensorTrain(oracles.random_cores((3, 4, 2, 3, 3), (1, 3, 5, 6, 3, 1), dtype))
     vidal = tnlib.vidal(tt)

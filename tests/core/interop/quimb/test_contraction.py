@@ -50,7 +50,7 @@ def test_long_chains_do_not_leave_the_range() -> None:
             assert quimb.contract(qtn.TensorNetwork([tn, *ones])) == 0
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_every_product_is_in_range(dtype: Any) -> None:
     """The first product overflows, the second underflows, the result is ordinary; scaling by powers of two is exact."""
     power = 100 if dtype.itemsize == 4 or dtype == np.complex64 else 1000

@@ -83,7 +83,7 @@ def test_a_mera_is_a_network_like_any_other() -> None:
     assert cost.multiplications < cost.left_to_right.multiplications
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_a_network_is_made_of_named_arrays(dtype: Any) -> None:
     value = quimb.tree(oracles.normal((2, 3, 4, 2), dtype), max_rank=2).value
     value.tn.exponent = 3.0
@@ -144,7 +144,7 @@ def test_a_copy_tensor_without_memory_is_refused() -> None:
         quimb.spell_out(np.ones(3))
 
 
-@pytest.mark.parametrize("dtype", oracles.DTYPES, ids=str)
+@oracles.each_dtype
 def test_isometries(dtype: Any) -> None:
     u = oracles.isometry(24, 6, dtype).astype(dtype)
     for legs, a in (((3, 4), u.reshape(2, 3, 4, 2, 3)), ((0, 2), u.reshape(24, 2, 3).transpose(1, 0, 2))):

@@ -114,7 +114,7 @@ def test_two_places_that_share_nothing() -> None:
     assert sampled_error(f, fit.value) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", mostly_slow(oracles.DTYPES, [np.float32, np.complex128]), ids=str)
+@oracles.each_dtype
 @pytest.mark.parametrize(("shape", "rank"), [((8,) * 6, 5), ((2,) * 12, 6), ((5, 1, 6, 7), 3)], ids=str)
 def test_a_train_is_found_again(shape: tuple[int, ...], rank: int, dtype: np.dtype) -> None:
     sizes = [math.prod(shape[:k]) for k in range(len(shape) + 1)]
