@@ -17,7 +17,7 @@ settings.register_profile(
     "tnlib",
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -35,6 +35,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 # of several seconds
 SLOW = (
     "gallery",
+    "physics",
     "how-to/decompose-zarr",
     "induction-heads-of-a-gpt-2",
     "circuits",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_layers import ARRAYS, from_the_diagonal, homogeneous, mask_of, scores_of, visible
 from oracles import assert_close, refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Attention, open_checkpoint
 from tnlib_adapters.architectures.table import ARCHITECTURES
 
@@ -21,7 +22,7 @@ NAMES = [*sorted(models.MODELS), "minilm"]
 Layers = list[tuple[Attention, Any]]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=mostly_slow(NAMES, NAMES[::2]))
 def layers(request: pytest.FixtureRequest, saved: Any, recorded: Any) -> Layers:
     """Every layer of a saved model, beside what the running one computes for a sequence.
 

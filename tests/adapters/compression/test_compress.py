@@ -151,7 +151,7 @@ def test_the_loss_of_the_built_in_model(method: str, compressed: Compressed, mea
         assert measured(compressed("builtin", 1.0, method, layout)) == pytest.approx(before, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, ["matrix"]))
 def test_the_quality_in_the_report(method: str, compressed: Compressed, measured: Callable[[Path], float]) -> None:
     """On sequences of another seed than the ones here: the same to the spread of the mean."""
     reports = {keep: written_report(compressed("builtin", keep, method))["quality"] for keep in (0.5, 1.0)}

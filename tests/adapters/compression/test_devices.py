@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -55,7 +56,7 @@ class FewStreams:
         return self._batch.valid
 
 
-@pytest.fixture(params=["llama", "bert", "gpt2_lm"])
+@pytest.fixture(params=mostly_slow(["llama", "bert", "gpt2_lm"], ["bert"]))
 def folder(folders: Any, request: pytest.FixtureRequest) -> Path:
     return folders[request.param]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import refused
+from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -65,7 +66,7 @@ def dense(folder: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("effort", ["low", "default"])
+@pytest.mark.parametrize("effort", mostly_slow(["low", "default"], ["low"]))
 def test_transformers_reads_compressed_tensors_without_tnlib(written: Written, effort: str) -> None:
     pytest.importorskip("compressed_tensors")
     out = written("compressed-tensors", Budget(bits=3.5), effort=effort)

@@ -55,7 +55,7 @@ SHORT = [(dtype, m, n) for dtype in ("float64", "complex128") for m, n in ((8, 1
 LONG = [("float64", 16, KERNEL_WORK // 256), ("float64", 40, KERNEL_WORK // 1600 + 1)]
 
 
-@pytest.mark.parametrize(("dtype", "m", "n"), mostly_slow(SHORT + LONG, [*SHORT[:5], LONG[1]]))
+@pytest.mark.parametrize(("dtype", "m", "n"), mostly_slow(SHORT + LONG, SHORT[:5]))
 def test_exact_left_singular_vectors(dtype: str, m: int, n: int) -> None:
     for spectrum in SPECTRA:
         a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)[None]

@@ -36,10 +36,13 @@ def test_hilbert_tensors(shape: tuple[int, ...], rtol: float) -> None:
 @pytest.mark.parametrize(
     ("f", "shape", "rtol", "rank", "calls"),
     [
-        (lambda points: np.sin(20 * place(points) + 0.3), (2,) * 100, 1e-10, 2, 5000),
-        (lambda points: np.prod(1.0 / (1.0 + points), axis=1), (10,) * 12, 1e-12, 1, 4000),
+        pytest.param(
+            *(lambda points: np.sin(20 * place(points) + 0.3), (2,) * 100, 1e-10, 2, 5000),
+            id="sine over a hundred binary digits",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(lambda points: np.prod(1.0 / (1.0 + points), axis=1), (10,) * 12, 1e-12, 1, 4000, id="product"),
     ],
-    ids=["sine over a hundred binary digits", "product"],
 )
 def test_exact_ranks(f: Function, shape: tuple[int, ...], rtol: float, rank: int, calls: int) -> None:
     fit, counted = solve(f, shape, rtol)
