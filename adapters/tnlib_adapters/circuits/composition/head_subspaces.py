@@ -91,21 +91,23 @@ def principal_angles(one: Array, other: Array) -> Angles:
     >>> principal_angles(np.eye(6)[:, :2], np.eye(6)[:, 1:3])
     Angles(2 from 0.0 degrees, overlap 0.500, chance 0.333, +1.1 sigma)
     """
-    from scipy.linalg import subspace_angles
-
     a, b = (as_array("principal_angles", name, x, ndim=2) for name, x in (("one", one), ("other", other)))
     if len(a) != len(b):
         raise ArgumentError(
             f"principal_angles: one and other must have columns of one size, got shapes {a.shape} and {b.shape}; "
             "pass bases in one space."
         )
-    u, v = (span(x) for x in (a, b))
+    u, v = sorted((span(x) for x in (a, b)), key=lambda x: -x.shape[1])
     (p, q), n = (u.shape[1], v.shape[1]), len(a)
     mean, deviation = overlap_by_chance(np.array(p), np.array(q), n)
     if not min(p, q):
         return Angles(np.zeros(0), 0.0, 0.0, 0.0)
-    overlap = float(np.square(u.T.conj() @ v).sum()) / min(p, q)
-    return Angles(subspace_angles(u, v)[::-1], overlap, float(mean), float(deviation))
+    inside = u.T.conj() @ v
+    overlap = float(np.square(inside).sum()) / min(p, q)
+    # Small angles have accurate sines, others accurate cosines. scipy.linalg.subspace_angles takes the wrong one of the
+    # two where both kinds occur: 0 for an angle of 1e-9 beside one of 1.5.
+    cosines, sines = (np.linalg.svd(x, compute_uv=False) for x in (inside, v - u @ inside))
+    return Angles(np.arctan2(sines[::-1], cosines), overlap, float(mean), float(deviation))
 
 
 def overlap_by_chance(p: Array, q: Array, n: int) -> tuple[Array, Array]:

@@ -38,6 +38,16 @@ def test_overlap_is_the_mean_squared_cosine(d: int, p: int, q: int, seed: int) -
     assert (np.diff(found.angles) >= -1e-12).all()
 
 
+@pytest.mark.parametrize("largest", [0.3, 1.5])
+def test_small_angles_beside_large_ones_keep_their_digits(largest: float) -> None:
+    angles = np.array([1e-9, 1e-4, largest])
+    one = np.eye(6)[:, :3]
+    other = np.vstack([np.diag(np.cos(angles)), np.diag(np.sin(angles))])
+    rotation = np.linalg.qr(normal((6, 6), seed=0))[0]
+    for pair in ((one, other), (rotation @ other, rotation @ one), (one, other[:, :2]), (other[:, :2], one)):
+        np.testing.assert_allclose(principal_angles(*pair).angles[:2], angles[:2], rtol=1e-6, atol=2e-16)
+
+
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("operator", ["QK", "OV"])
 def test_similarities_are_cosines_of_the_whole_operators(operator: Any, centred: bool) -> None:
