@@ -25,6 +25,7 @@ from tnlib._typing import Array
 # about 50. Where a basis is fixed and the rest of the tensor is transformed with it, the width costs nothing. An SVD
 # keeps the values on a diagonal, which is wrong by as much as they differ.
 _EQUAL, _EQUAL_DIAGONAL = 256.0, 24.0
+_ALIKE = 0.99  # least quotient of equal values on a diagonal
 _FEW = 64  # entries up to which extrema of lists are found faster than by two calls to numpy
 
 
@@ -101,7 +102,12 @@ def canonical_basis_change(
 
     The other arguments are those of `equality_tolerance`.
     """
-    groups = equal_groups(s, equality_tolerance(s, dtype, squared=squared, diagonal=diagonal))
+    tolerance = equality_tolerance(s, dtype, squared=squared, diagonal=diagonal)
+    groups = equal_groups(s, tolerance)
+    if diagonal:  # what values of a group differ by is lost; small ones are near each other by chance
+        groups = [group for group in groups if s[group.stop - 1] > _ALIKE * s[group.start]]
+        lost = np.cumsum([np.square(s[group] - s[group.start]).sum() for group in groups])
+        groups = groups[: np.count_nonzero(lost <= tolerance**2)]
     return group_basis_change(to_host(u), groups, dtype)
 
 

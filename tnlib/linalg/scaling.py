@@ -16,6 +16,7 @@ from tnlib._validate import as_numbers, is_other_array, refuse_infinite
 from tnlib.linalg.threads import run_parallel, split_range, thread_count
 
 _BLOCK = 1 << 18  # entries summed at a time
+_ROW = 1 << 12  # entries of one sum: over longer ones of sorted or equal terms, rounding goes in one direction
 _SAFE_SQUARES = (1e-200, 1e250)  # sums of squares in this range lost no significant term
 _SAFE_NORM = 1e125
 _FOLDED = 500  # powers of two that `fold` may multiply a norm with, before it looks at the largest entry
@@ -211,7 +212,7 @@ def norm(a: Array) -> float:
 def squares(a: Array) -> float:
     """Return the sum of the squares of all moduli in float64, inf if it overflows; in blocks, to limit rounding."""
     flat = np.ascontiguousarray(a)  # in C order, so that the memory layout does not change the result
-    if flat.size <= _BLOCK and flat.dtype.char == "d":
+    if flat.size <= _ROW and flat.dtype.char == "d":
         return float(np.vdot(flat, flat))  # which flattens
     flat = flat.reshape(-1)
     if flat.dtype.kind == "c":
@@ -232,7 +233,10 @@ def squares(a: Array) -> float:
 def _dot_with_itself(flat: Array) -> float:
     if flat.dtype.char != "d":
         flat = flat.astype(np.float64)
-    return float(np.vdot(flat, flat))  # unlike np.dot it overflows without a warning
+    last = flat.size % _ROW
+    rows = flat[: flat.size - last].reshape(-1, _ROW)
+    with np.errstate(over="ignore"):
+        return float(np.vecdot(rows, rows).sum() + np.vdot(flat[flat.size - last :], flat[flat.size - last :]))
 
 
 def _real_parts(a: AnyArray) -> tuple[AnyArray, ...]:

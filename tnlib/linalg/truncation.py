@@ -243,12 +243,13 @@ class Trial:
 
     def commit_measured(self, discarded: float) -> bool:
         """Make the truncations final with the measured norm of all they discard; False if that exceeds their shares."""
-        records = self.records
-        estimated, allowed = sum(r.discarded**2 for r in records), sum(r.allowed for r in records)
-        if discarded**2 > max(estimated, allowed):
+        records, n = self.records, len(self.records)
+        # What an early truncation leaves of its share is allowed to the next one, and must not count twice.
+        shares = sum(r.allowed for r in records) if self.budget.rtol is None else n * records[0].allowed
+        estimated = sum(r.discarded**2 for r in records)
+        if discarded**2 > max(estimated, shares):
             return False
-        n = len(records)
-        charged, each = min(discarded**2, allowed) / n, discarded / math.sqrt(n)
+        charged, each = min(discarded**2, shares) / n, discarded / math.sqrt(n)
         self.budget.records[self.start :] = [r._replace(discarded=each, charged=charged) for r in records]
         self.committed = True
         return True

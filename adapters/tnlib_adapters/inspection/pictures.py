@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 40  # largest number of legible token names on an axis
 _MOST_VALUES = 250  # largest number of heads with printed values
-_MOST_LINES = 100  # heads whose spectra are lines in a file, not pixels
+_MOST_LINES = 100  # heads whose spectra are lines, not rows of a map
 _NOISE = 1e-8  # smallest plotted value relative to the largest singular value
 Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
@@ -63,36 +63,58 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
 
 
 def schmidt_values(spectra: Spectra) -> Figure:
-    """Draw the singular values of every head, one panel per layer, each divided by its largest."""
+    """Draw the singular values of every head divided by its largest: lines, or rows of a map where there are many."""
+    first, n_layers = next(iter(spectra.qk)), len(spectra.ov)
+    relative = {
+        name: np.maximum(values / np.where(values[..., :1] > 0, values[..., :1], 1.0), _NOISE)
+        for name, values in ((f"QK{_at(first)}", spectra.qk[first]), ("OV", spectra.ov))
+    }
+    return (_value_lines if spectra.ov[..., 0].size <= _MOST_LINES else _value_maps)(relative, n_layers)
+
+
+def _value_lines(relative: Mapping[str, Array], n_layers: int) -> Figure:
+    """Draw one panel per layer, one line per head."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    n_layers = len(spectra.ov)
     columns = min(4, n_layers)
     rows = -(-n_layers // columns)
     figure = Figure(figsize=(max(7.5, 2.9 * columns), 0.5 + 2.2 * rows), layout="constrained")
     axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
-    first = next(iter(spectra.qk))
-    for layer, ax in enumerate(axes):
-        if layer >= n_layers:
-            ax.set_visible(False)
-            continue
-        for colour, values in ((QK, spectra.qk[first][layer]), (OV, spectra.ov[layer])):
-            for spectrum in values:
-                relative = spectrum / (spectrum[0] or 1.0)
-                above_noise = relative > _NOISE
-                x, y = np.arange(1, len(spectrum) + 1)[above_noise], relative[above_noise]
-                ax.plot(x, y, color=colour, alpha=0.5, lw=1, rasterized=spectra.ov[..., 0].size > _MOST_LINES)
-        ax.set(
-            title=f"layer {layer}, {len(spectra.ov[layer])} heads",
-            yscale="log",
-            xlabel="Schmidt value",
-            ylabel="relative size",
-        )
+    axes[0].set_yscale("log")  # of all
+    for layer, ax in enumerate(axes[:n_layers]):
+        for colour, values in zip((QK, OV), relative.values(), strict=True):
+            for spectrum in values[layer]:
+                y = spectrum[spectrum > _NOISE]
+                ax.plot(np.arange(1, len(y) + 1), y, color=colour, alpha=0.5, lw=1)
+        title = f"layer {layer}, {len(values[layer])} heads"
+        ax.set(title=title, xlabel="Schmidt value", ylabel="relative size")
         ax.xaxis.get_major_locator().set_params(integer=True)
         ax.label_outer()
-    lines = [Line2D([], [], color=QK), Line2D([], [], color=OV)]
-    figure.legend(lines, [f"QK{_at(first)}", "OV"], loc="outside upper center", ncols=2, frameon=False)
+    for ax in axes[n_layers:]:
+        ax.set_visible(False)
+    lines = [Line2D([], [], color=colour) for colour in (QK, OV)]
+    figure.legend(lines, list(relative), loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def _value_maps(relative: Mapping[str, Array], n_layers: int) -> Figure:
+    """Draw one map for QK and one for OV: heads as rows, in the order of their layers."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 1.0 + 0.22 * n_layers), layout="constrained")
+    axes = figure.subplots(1, len(relative), sharey=True)
+    lowest = max(_NOISE, min(float(values.min()) for values in relative.values()))
+    for ax, (name, values) in zip(axes, relative.items(), strict=True):
+        rows, length = values.reshape(-1, values.shape[-1]), values.shape[-1]
+        extent = (0.5, length + 0.5, n_layers - 0.5, -0.5)
+        image = ax.imshow(
+            rows, norm=LogNorm(lowest, 1.0), aspect="auto", extent=extent, cmap="viridis", interpolation="none"
+        )
+        ax.set(title=name, xlabel="Schmidt value", yticks=_ticks(n_layers))
+    axes[0].set_ylabel("layer, one row per head")
+    figure.colorbar(image, ax=axes, label="relative size")
     return figure
 
 

@@ -150,8 +150,8 @@ def spectra(inspection: Inspection, draw: Draw) -> list[str]:
         "values (Schmidt values) s are the weights. The effective rank, (sum s<sup>2</sup>)<sup>2</sup> / "
         f"sum s<sup>4</sup>, is at most {inspection.spectra.ov.shape[2]}. Biases are included.</p>",
         draw(rank_maps(inspection.spectra)),
-        "<p>Every line shows the singular values of one head, divided by the largest of them. A line that falls early "
-        "has a low effective rank.</p>",
+        "<p>Singular values of every head, divided by the largest of them. A head whose values fall early has a low "
+        "effective rank.</p>",
         draw(schmidt_values(inspection.spectra)),
     ]
 

@@ -48,6 +48,12 @@ def test_norms_neither_overflow_nor_underflow(c: float) -> None:
     assert norm(np.array([3.0j, -4.0]) * c) == pytest.approx(5 * c, rel=1e-6, abs=0)
 
 
+def test_long_sums_of_sorted_entries_do_not_round_in_one_direction() -> None:
+    x = 1.0 / (1 + np.indices((24,) * 4).sum(axis=0))
+    exact = float(np.square(x.astype(np.longdouble)).sum())
+    assert abs(squares(x) - exact) <= 8 * oracles.eps(np.float64) * exact
+
+
 def test_sums_of_squares() -> None:
     a = np.full((3, 100_000), 0.1, np.float32)
     assert norm(a) == pytest.approx(float(np.float32(0.1)) * math.sqrt(3e5), rel=1e-12)  # in double precision

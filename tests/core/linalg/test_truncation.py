@@ -132,6 +132,15 @@ def test_error_estimates_are_admitted_below_the_share_or_under_a_cap() -> None:
     assert not exact.admits(1e-8, None)
 
 
+def test_what_a_truncation_leaves_to_the_next_one_counts_once() -> None:
+    shares = budget(0.2, 2)
+    with shares.trial() as trial:
+        discarded(shares, 0.9, 0.0)  # all of the tolerance is left to the other
+        discarded(shares, 0.9, 0.19)
+        assert not trial.commit_measured(0.201)
+        assert trial.commit_measured(0.199)
+
+
 @pytest.mark.parametrize("measured", [0.08, 0.3])
 def test_a_measured_norm_replaces_the_estimates_or_is_refused_above_the_shares(measured: float) -> None:
     shares = budget(0.2, 3)

@@ -34,6 +34,7 @@ from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
 _SHOWN = 5  # pairs listed by repr
+_BLOCK = 1 << 24  # numbers of a block of rows of all projectors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +122,10 @@ def span(columns: Array) -> Array:
     """Return an orthonormal basis of the column space, (d, numerical rank)."""
     if not columns.size or not columns.any():
         return columns[:, :0]
-    return np.asarray(tnlib.svd(columns).value.u)
+    q, r = np.linalg.qr(columns)
+    s = np.linalg.svd(r, compute_uv=False)
+    is_full = s[-1] > 64 * max(columns.shape) * np.finfo(s.dtype).eps * s[0]
+    return np.asarray(q if is_full else tnlib.svd(columns).value.u)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -265,8 +269,9 @@ def subspace_overlaps(
     layers = as_layers("subspace_overlaps", folded)
     centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
     (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
-    n = layers[0].d_model - int(centred)
-    squares = np.concatenate([_squares(part, v) for part in np.split(u, len(layers))])
+    n, n_heads = layers[0].d_model - int(centred), len(layers) * layers[0].n_heads
+    squares = _squares(u, v).repeat(n_heads // len(u), axis=0).repeat(n_heads // len(v), axis=1)
+    p, q = (ranks.repeat(n_heads // len(ranks)) for ranks in (p, q))
     least = np.maximum(np.minimum(p[:, None], q), 1)
     mean, deviation = overlap_by_chance(p[:, None], q[None], n)
     shape = (len(layers), layers[0].n_heads) * 2
@@ -275,24 +280,32 @@ def subspace_overlaps(
 
 
 def _squares(u: Array, v: Array) -> Array:
-    """Return ||u[h] v[k]^T||^2, (h, k)."""
-    (h, r, d), (k, s, _) = u.shape, v.shape
-    products = np.square(parallel_matmul(u.reshape(h * r, d), v.reshape(k * s, d).T))  # (h r) [d] (k s)
-    return np.asarray(products.reshape(h, r, k, s).sum(axis=1, dtype=np.float64).sum(axis=2))  # h [r] k [s]
+    """Return ||u[h] v[k]^T||^2, (h, k), the inner product of the projectors u[h]^T u[h] and v[k]^T v[k].
+
+    That takes d^2 / 2 multiplications a pair in place of r s d: of two projectors, the columns right of a block of rows
+    count twice.
+    """
+    d = u.shape[2]
+    rows = max(1, _BLOCK // (d * max(len(u), len(v))))
+    total = np.zeros((len(u), len(v)))
+    for i in range(0, d, rows):
+        p, q = (x[:, :, i : i + rows].swapaxes(1, 2) @ x[:, :, i:] for x in (u, v))  # head [r] rows columns
+        q[:, :, rows:] *= 2
+        total += parallel_matmul(p.reshape(len(u), -1), q.reshape(len(v), -1).T)
+    return total
 
 
 def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:
-    """Return bases as rows (head, d_head, d_model), padded with zeros to d_head, and their ranks (head,)."""
-    bases, ranks = [], []
-    for layer in layers:
-        shared = layer.group_size if side in "KV" else 1
-        layer_bases = [_basis(layer, head, side, centred) for head in range(0, layer.n_heads, shared)]
-        for basis in layer_bases:
-            rows = np.zeros((layer.d_head, layer.d_model), basis.dtype)
-            rows[: basis.shape[1]] = basis.T
-            bases += [rows] * shared
-            ranks += [basis.shape[1]] * shared
-    return np.stack(bases), np.array(ranks)
+    """Return bases as rows (head, d_head, d_model), padded with zeros, and their ranks (head,).
+
+    Heads that share keys and values count once.
+    """
+    step = layers[0].group_size if side in "KV" else 1
+    bases = [_basis(layer, head, side, centred) for layer in layers for head in range(0, layer.n_heads, step)]
+    rows = np.zeros((len(bases), max(basis.shape[1] for basis in bases), layers[0].d_model), bases[0].dtype)
+    for padded, basis in zip(rows, bases, strict=True):
+        padded[: basis.shape[1]] = basis.T
+    return rows, np.array([basis.shape[1] for basis in bases])
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import oracles
 import pytest
@@ -89,3 +91,15 @@ def test_errors_of_single_precision_are_sums_in_double() -> None:
     fit = tnlib.tt_svd(x, rtol=1e-5)
     oracles.assert_fit(fit, x, rtol=1e-5)
     assert fit.value.ranks[2] == 4
+
+
+@pytest.mark.parametrize(("n", "d"), [(64, 3), (24, 4), (7, 6)])
+@pytest.mark.parametrize("rtol", [1e-4, 1e-5])
+def test_smooth_arrays_meet_the_tolerance_and_no_error_is_reported_too_small(n: int, d: int, rtol: float) -> None:
+    """Singular values fall by factors of ten, entries are sorted, and the true error is known to long doubles."""
+    x = 1.0 / (1 + np.indices((n,) * d).sum(axis=0))
+    fit = tnlib.tt_svd(x, rtol=rtol)
+    wide = x.astype(np.longdouble)
+    squares = np.square(wide - fit.value.full()).sum() / np.square(wide).sum()
+    assert fit.converged
+    assert math.sqrt(squares) <= fit.error * (1 + 1e-9) <= rtol
