@@ -10,7 +10,6 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
-from tnlib_adapters.compression.report.figures import OV, QK
 from tnlib_adapters.inspection.head_measurements import Readings, Spectra
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 40  # largest number of legible token names on an axis
 _MOST_VALUES = 250  # largest number of heads with printed values
-_MOST_LINES = 100  # heads whose spectra are lines, not rows of a map
-_NOISE = 1e-8  # smallest plotted value relative to the largest singular value
+_LEAST = 1e-4  # relative singular value of the darkest colour
 Style: TypeAlias = tuple[str, float, float, str]  # colour map, lower and upper limit, label
 
 
@@ -63,58 +61,22 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
 
 
 def schmidt_values(spectra: Spectra) -> Figure:
-    """Draw the singular values of every head divided by its largest: lines, or rows of a map where there are many."""
-    first, n_layers = next(iter(spectra.qk)), len(spectra.ov)
-    relative = {
-        name: np.maximum(values / np.where(values[..., :1] > 0, values[..., :1], 1.0), _NOISE)
-        for name, values in ((f"QK{_at(first)}", spectra.qk[first]), ("OV", spectra.ov))
-    }
-    return (_value_lines if spectra.ov[..., 0].size <= _MOST_LINES else _value_maps)(relative, n_layers)
-
-
-def _value_lines(relative: Mapping[str, Array], n_layers: int) -> Figure:
-    """Draw one panel per layer, one line per head."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    columns = min(4, n_layers)
-    rows = -(-n_layers // columns)
-    figure = Figure(figsize=(max(7.5, 2.9 * columns), 0.5 + 2.2 * rows), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
-    axes[0].set_yscale("log")  # of all
-    for layer, ax in enumerate(axes[:n_layers]):
-        for colour, values in zip((QK, OV), relative.values(), strict=True):
-            for spectrum in values[layer]:
-                y = spectrum[spectrum > _NOISE]
-                ax.plot(np.arange(1, len(y) + 1), y, color=colour, alpha=0.5, lw=1)
-        title = f"layer {layer}, {len(values[layer])} heads"
-        ax.set(title=title, xlabel="Schmidt value", ylabel="relative size")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.label_outer()
-    for ax in axes[n_layers:]:
-        ax.set_visible(False)
-    lines = [Line2D([], [], color=colour) for colour in (QK, OV)]
-    figure.legend(lines, list(relative), loc="outside upper center", ncols=2, frameon=False)
-    return figure
-
-
-def _value_maps(relative: Mapping[str, Array], n_layers: int) -> Figure:
-    """Draw one map for QK and one for OV: heads as rows, in the order of their layers."""
+    """Draw the singular values of every head as a row, divided by the largest of them; layer by layer."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0, 1.0 + 0.22 * n_layers), layout="constrained")
-    axes = figure.subplots(1, len(relative), sharey=True)
-    lowest = max(_NOISE, min(float(values.min()) for values in relative.values()))
-    for ax, (name, values) in zip(axes, relative.items(), strict=True):
-        rows, length = values.reshape(-1, values.shape[-1]), values.shape[-1]
-        extent = (0.5, length + 0.5, n_layers - 0.5, -0.5)
-        image = ax.imshow(
-            rows, norm=LogNorm(lowest, 1.0), aspect="auto", extent=extent, cmap="viridis", interpolation="none"
-        )
+    n_layers, first = len(spectra.ov), next(iter(spectra.qk))
+    figure = Figure(figsize=(10.0, max(2.6, 1.0 + 0.22 * n_layers)), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, name, values in ((axes[0], f"QK{_at(first)}", spectra.qk[first]), (axes[1], "OV", spectra.ov)):
+        rows = values.reshape(-1, values.shape[-1])
+        relative = np.maximum(rows / np.where(rows[:, :1] > 0, rows[:, :1], 1.0), _LEAST)
+        extent = (0.5, rows.shape[1] + 0.5, n_layers - 0.5, -0.5)
+        image = ax.imshow(relative, norm=LogNorm(_LEAST, 1.0), aspect="auto", extent=extent, interpolation="none")
         ax.set(title=name, xlabel="Schmidt value", yticks=_ticks(n_layers))
+        ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("layer, one row per head")
-    figure.colorbar(image, ax=axes, label="relative size")
+    figure.colorbar(image, ax=axes, label="relative size", extend="min")
     return figure
 
 

@@ -302,10 +302,8 @@ def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Arra
     """
     step = layers[0].group_size if side in "KV" else 1
     bases = [_basis(layer, head, side, centred) for layer in layers for head in range(0, layer.n_heads, step)]
-    rows = np.zeros((len(bases), max(basis.shape[1] for basis in bases), layers[0].d_model), bases[0].dtype)
-    for padded, basis in zip(rows, bases, strict=True):
-        padded[: basis.shape[1]] = basis.T
-    return rows, np.array([basis.shape[1] for basis in bases])
+    ranks = np.array([basis.shape[1] for basis in bases])
+    return np.stack([np.pad(basis, ((0, 0), (0, ranks.max() - basis.shape[1]))).T for basis in bases]), ranks
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
