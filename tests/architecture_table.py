@@ -1,6 +1,6 @@
 """Measures every row of the table of architectures against transformers, and writes docs/architectures.md.
 
-    python tests/architecture_table.py
+    python tests/architecture_table.py [PAGE]
 
 A cell is the largest error over layers and heads, relative to the largest entry, of models in single precision; or
 the reason why there is none. `MEASURES` holds one function per column.
@@ -8,6 +8,7 @@ the reason why there is none. `MEASURES` holds one function per column.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -328,10 +329,13 @@ def page(rows: Mapping[str, Case]) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure all architectures, in minutes, and write a page.")
+    parser.add_argument("page", nargs="?", type=Path, default=PAGE)
+    target = parser.parse_args().page
     models.quiet()
     with tempfile.TemporaryDirectory() as folder:
         rows = {name: make_case(name, Path(folder) / name) for name in sorted(models.MODELS)}
-        PAGE.write_text(page(rows), encoding="utf-8")
+        target.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def _roundings(checkpoint: Checkpoint, progress: Progress) -> tuple[SizeAndLoss,
 
 _MODEL = (
     "The model: two attention layers of four heads, 55,936 parameters, trained to continue a sequence of random tokens "
-    "that occurs for the second time. It is part of the package; in tnlib compress its name is builtin."
+    "that occurs for the second time. It is part of the package; in tnlib compress its name is builtin. builtin-llama reads text."
 )
 _NEXT = (
     "rounds the weights of your model to 4 bits on average, with fewer bits for weights that change its output less. "
