@@ -228,11 +228,12 @@ def _roundings(checkpoint: Checkpoint, progress: Progress) -> tuple[SizeAndLoss,
 
 _MODEL = (
     "The model: two attention layers of four heads, 55,936 parameters, trained to continue a sequence of random tokens "
-    "that occurs for the second time. It is part of the package; in tnlib compress its name is builtin. builtin-llama reads text."
+    "that occurs for the second time. In tnlib compress its name is builtin; builtin-llama is one that reads text."
 )
 _NEXT = (
     "rounds the weights of your model to 4 bits on average, with fewer bits for weights that change its output less. "
-    "Measured on SmolLM2-135M-Instruct in onnxruntime: 538 MB -> 116 MB, a quarter of the divergence of plain rounding."
+    "Measured on SmolLM2-135M-Instruct in onnxruntime: 538 MB (98 as published in 4 bits) -> 116 MB, a quarter of the "
+    "divergence of plain rounding."
 )
 _COMMANDS = """\
 Next: pip install 'tnlib[torch]'
