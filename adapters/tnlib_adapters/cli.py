@@ -88,7 +88,7 @@ def main() -> None:
               help="Folder for the pictures and the compressed model.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the folder if it is not empty.")
 def demo(out: Path, force: bool) -> None:
-    """Compress and inspect a small trained model of the package, in 20 seconds, and explain the results.
+    """Compress and inspect a small trained model of the package, in half a minute, and explain the results.
 
     Nothing is downloaded, and no optional dependency is needed.
     """
