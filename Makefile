@@ -42,8 +42,6 @@ test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export OMP_NUM_THREADS = 1
 # Rewritten tests and compiled modules are kept: each worker and each process that a test starts reads them.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
-# Writers flush every file, which a disk takes milliseconds for and a folder in memory does not.
-test: export TMPDIR := $(or $(wildcard /dev/shm),$(TMPDIR))
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal -m "not slow"
 

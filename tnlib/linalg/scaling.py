@@ -233,10 +233,10 @@ def squares(a: Array) -> float:
 def _dot_with_itself(flat: Array) -> float:
     if flat.dtype.char != "d":
         flat = flat.astype(np.float64)
-    last = flat.size % _ROW
-    rows = flat[: flat.size - last].reshape(-1, _ROW)
+    whole = flat.size // _ROW * _ROW
+    rows, last = flat[:whole].reshape(-1, _ROW), flat[whole:]
     with np.errstate(over="ignore"):
-        return float(np.vecdot(rows, rows).sum() + np.vdot(flat[flat.size - last :], flat[flat.size - last :]))
+        return float(np.vecdot(rows, rows).sum() + np.vdot(last, last))
 
 
 def _real_parts(a: AnyArray) -> tuple[AnyArray, ...]:

@@ -31,9 +31,6 @@ PASSING = {
 }
 
 
-SLOW_READERS = ("tenpy", "statistics")
-
-
 @pytest.mark.parametrize(
     ("reader", "share"),
     mostly_slow(

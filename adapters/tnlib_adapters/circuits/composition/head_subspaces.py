@@ -26,6 +26,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, check_choice
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
@@ -34,7 +35,7 @@ from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
 _SHOWN = 5  # pairs listed by repr
-_BLOCK = 1 << 24  # numbers of a block of rows of all projectors
+_BLOCK = 1 << 24  # entries of a block of rows of all projectors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,8 +125,8 @@ def span(columns: Array) -> Array:
         return columns[:, :0]
     q, r = np.linalg.qr(columns)
     s = np.linalg.svd(r, compute_uv=False)
-    is_full = s[-1] > 64 * max(columns.shape) * np.finfo(s.dtype).eps * s[0]
-    return np.asarray(q if is_full else tnlib.svd(columns).value.u)
+    rank = numerical_rank(s, noise_level(float(np.linalg.norm(s)), s.dtype, len(s)))
+    return np.asarray(q if rank == len(s) else tnlib.svd(columns).value.u)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
