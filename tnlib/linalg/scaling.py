@@ -233,8 +233,8 @@ def squares(a: Array) -> float:
 def _dot_with_itself(flat: Array) -> float:
     if flat.dtype.char != "d":
         flat = flat.astype(np.float64)
-    whole = flat.size // _ROW * _ROW
-    rows, last = flat[:whole].reshape(-1, _ROW), flat[whole:]
+    stop = flat.size // _ROW * _ROW
+    rows, last = flat[:stop].reshape(-1, _ROW), flat[stop:]
     with np.errstate(over="ignore"):
         return float(np.vecdot(rows, rows).sum() + np.vdot(last, last))
 

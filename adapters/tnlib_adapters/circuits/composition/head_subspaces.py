@@ -270,13 +270,11 @@ def subspace_overlaps(
     layers = as_layers("subspace_overlaps", folded)
     centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
     (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
-    n, n_heads = layers[0].d_model - int(centred), len(layers) * layers[0].n_heads
-    squares = _squares(u, v).repeat(n_heads // len(u), axis=0).repeat(n_heads // len(v), axis=1)
-    p, q = (ranks.repeat(n_heads // len(ranks)) for ranks in (p, q))
     least = np.maximum(np.minimum(p[:, None], q), 1)
-    mean, deviation = overlap_by_chance(p[:, None], q[None], n)
+    of_bases = (_squares(u, v) / least, *overlap_by_chance(p[:, None], q[None], layers[0].d_model - int(centred)))
     shape = (len(layers), layers[0].n_heads) * 2
-    overlaps, chance, deviation = (a.reshape(shape) for a in (squares / least, mean, deviation))
+    times = [math.prod(shape[:2]) // n for n in (len(u), len(v))]  # heads that share a basis
+    overlaps, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)
     return Overlaps((one, other), overlaps, chance, deviation, notes)
 
 

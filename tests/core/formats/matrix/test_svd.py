@@ -178,3 +178,12 @@ def test_where_divide_and_conquer_fails_the_qr_iteration_takes_over(
     assert used == ["gesdd", "gesvd"]
     oracles.assert_close((u * s) @ vh, a)
     oracles.assert_fit(tnlib.svd(a), a)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_small_values_that_are_near_each_other_by_chance_are_not_mixed(dtype: type) -> None:
+    """Only equal values are rotated into each other: of others, what is beside the diagonal would be lost."""
+    i = np.arange(256.0)
+    x = (1 / (1 + i[:, None] + i) + 1e-6 * oracles.normal((256, 256), np.dtype(dtype), seed=0)).astype(dtype)
+    fit = tnlib.svd(x, rtol=1e-9)
+    assert oracles.true_error(x, fit.value) <= fit.error + 16 * oracles.eps(dtype)
