@@ -163,6 +163,7 @@ def test_comparisons_are_read_off_one_run() -> None:
     assert found["round", "speed-up over torchTT"] is None
 
 
+@pytest.mark.slow
 def test_the_pages_are_written_from_what_was_measured(tmp_path: Path) -> None:
     report.write(measured(), tmp_path / "benchmarks.md")
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(tmp_path.glob("benchmarks*.md")))

@@ -36,6 +36,8 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 SLOW = (
     "gallery",
     "physics",
+    "networks",
+    "how-to/choose-rank-and-bits",
     "how-to/decompose-zarr",
     "induction-heads-of-a-gpt-2",
     "circuits",
@@ -141,6 +143,7 @@ def _must_be_current(drawn: dict[str, Path]) -> None:
     assert {name: how for name, how in off.items() if how} == {}, "draw these anew; make docs draws the gallery"
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_not_current_is_found(tmp_path: Path) -> None:
     for name, value in {"a": np.eye(3), "b": np.eye(4), "c": np.ones((3, 3))}.items():  # another size, another shape
         tnlib.draw(tnlib.svd(value).value).save(tmp_path / f"{name}.svg")

@@ -26,6 +26,7 @@ from checkpoint_folders import (
 from command_line import run_command
 from compressed_folders import attention_tensors, digest, n_attention, read_config
 from oracles import assert_one_sentence
+from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, cli, open_checkpoint
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.options import LAYOUTS
@@ -241,7 +242,10 @@ def run_python(*arguments: str | Path, folder: Path | None = None) -> subprocess
     )
 
 
-@pytest.mark.parametrize("case", ["missing IN", "NaN in a tensor that is only copied", "too large for the dtype"])
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(["missing IN", "NaN in a tensor that is only copied", "too large for the dtype"], ["missing IN"]),
+)
 def test_a_real_process_says_the_same(case: str, place: Path) -> None:
     bad = BAD[case]
     bad.damage(place / "in")

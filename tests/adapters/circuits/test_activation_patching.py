@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from oracles import refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits import activation_patching, logit_lens
@@ -58,7 +59,7 @@ def their_loss(model: Any, module: Any = None, part: Any = None, *, of_input: bo
     return -float(np.take_along_axis(log_p, CLEAN[:, 1:, None], axis=2)[MASK[:, 1:]].mean())
 
 
-@pytest.mark.parametrize("position", [2, 8, 10])
+@pytest.mark.parametrize("position", mostly_slow([2, 8, 10], [8]))
 def test_patches_are_those_of_hooks(coder: Checkpoint, their_coder: Any, position: int) -> None:
     at = (slice(None), position)
     layer = their_coder.transformer.h[1]

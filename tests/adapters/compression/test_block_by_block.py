@@ -205,7 +205,7 @@ def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluatio
     return Evaluation(n_texts, n_tokens, None, float(np.exp(before_)), float(np.exp(after_)), divergence)
 
 
-@pytest.mark.parametrize("n_logits", [1, 333, evaluation.LOGITS_AT_A_TIME])
+@pytest.mark.parametrize("n_logits", mostly_slow([1, 333, evaluation.LOGITS_AT_A_TIME], [333]))
 def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "LOGITS_AT_A_TIME", n_logits)
     before = open_running(llama)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -56,7 +55,7 @@ class FewStreams:
         return self._batch.valid
 
 
-@pytest.fixture(params=mostly_slow(["llama", "bert", "gpt2_lm"], ["bert"]))
+@pytest.fixture(params=["llama", "bert", "gpt2_lm"])
 def folder(folders: Any, request: pytest.FixtureRequest) -> Path:
     return folders[request.param]
 
@@ -72,8 +71,9 @@ def halves(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((len(matrix), rank), np.float32), np.zeros((rank, matrix.shape[1]), np.float32)
 
 
-@pytest.mark.parametrize("max_weights", [0, pytest.param(None, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("max_weights", [0, None])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkeypatch):
     checkpoint, hosted = open_checkpoint(folder), []
 

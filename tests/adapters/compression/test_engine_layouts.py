@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import refused
-from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -66,7 +65,8 @@ def dense(folder: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("effort", mostly_slow(["low", "default"], ["low"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("effort", ["low", "default"])
 def test_transformers_reads_compressed_tensors_without_tnlib(written: Written, effort: str) -> None:
     pytest.importorskip("compressed_tensors")
     out = written("compressed-tensors", Budget(bits=3.5), effort=effort)
@@ -106,6 +106,7 @@ def test_bits_of_the_budget_are_those_of_the_file(written: Written) -> None:
     assert 8 * stored <= 4.0 * report["n_before"] + 28 * 8 * 16  # shapes of the weights
 
 
+@pytest.mark.slow
 def test_one_width_for_all_in_groups(written: Written) -> None:
     out = written("onnxruntime", Budget(store="int4"))
     tensors = open_checkpoint(out).folder.tensors
@@ -113,6 +114,7 @@ def test_one_width_for_all_in_groups(written: Written) -> None:
     assert kinds == {(4, 128), (4, 64)}
 
 
+@pytest.mark.slow
 def test_evaluate_and_compress_read_a_written_folder(written: Written, text: Path, tmp_path: Path) -> None:
     out = written("gptq", Budget(bits=8.0))
     measured = evaluate(builtin_path("llama"), out, text)

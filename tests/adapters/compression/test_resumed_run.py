@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slow_cases import mostly_slow
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -90,8 +89,9 @@ def test_another_size_observes_nothing(folders, text, tmp_path, runs, what, size
     assert all(name.startswith("group") or name == "tnlib_calibration.json" for name in stored)
 
 
-@pytest.mark.parametrize("size", [{"keep": 0.5}, pytest.param({"bits": 4}, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("share", mostly_slow([0.1, 0.5, 0.9], [0.9]))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 4}])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_path, runs, share, size):
     compress(folders[0], tmp_path / "whole", text, tmp_path / "seen", **size)
     observed, runs.count = runs.count, 0

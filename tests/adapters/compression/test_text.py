@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles import refused
+from slow_cases import mostly_slow
 from tnlib_adapters.compression.text import hold_out, read_documents
 
 from tnlib import ArgumentError, MissingFileError
@@ -170,7 +171,7 @@ def test_ids_outside_the_vocabulary_are_refused(wrong: int, folders: Any) -> Non
         open_running(folders["gpt2_lm"]).sequences([np.array([1, wrong])])
 
 
-@pytest.mark.parametrize("kind", ["npy", "messages"])
+@pytest.mark.parametrize("kind", mostly_slow(["npy", "messages"], ["messages"]))
 def test_compress_and_evaluate_read_all_kinds(
     kind: str, with_template: Path, tmp_path: Path, without_pictures: Any
 ) -> None:

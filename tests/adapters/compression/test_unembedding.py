@@ -65,7 +65,7 @@ def size_of(model: Any) -> int:
 # --------------------------------------------------------------------------------------------------------- a folder
 
 
-@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
 @pytest.mark.parametrize("name", mostly_slow([*ROLES], ("gemma", "llama", "t5_encoder")))
 def test_a_folder_counts_every_matrix_once_and_computes_the_same(
     name: str, store: str, folders: Any, tmp_path: Path

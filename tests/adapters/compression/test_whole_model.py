@@ -130,7 +130,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
-@pytest.mark.parametrize("store", ["float", "int8"])
+@pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
 def test_a_folder_counts_reloads_and_computes_the_same(
     store: str, what: str, name: str, folders: Any, tmp_path: Path
 ) -> None:

@@ -50,7 +50,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(VALUES, [*VALUES][::4]))
+@pytest.mark.parametrize("name", mostly_slow(VALUES, [*VALUES][::8]))
 def test_files_are_complete_and_reproducible(name: str, tmp_path: Path) -> None:
     picture = tnlib.draw(VALUES[name]())
     picture.save(tmp_path / "a.png")

@@ -128,6 +128,7 @@ def test_apply_and_canonicalize(dtype: np.dtype, make: Callable[[Any], Any]) -> 
         oracles.assert_close(value.to_numpy().full(), operator.full(), dtype)
 
 
+@pytest.mark.slow
 @kinds
 def test_hundreds_of_cores(make: Callable[[Any], Any]) -> None:
     core = oracles.normal((2, 3, 2)) * 1e3

@@ -13,6 +13,7 @@ import oracles
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -165,7 +166,7 @@ def cps(draw: Any) -> tnlib.CP:
     return tnlib.CP(weights, [oracles.normal((n, rank), dtype, seed + k) for k, n in enumerate(shape)])
 
 
-@pytest.mark.parametrize("name", ["tensorly", "pyttb"])
+@pytest.mark.parametrize("name", mostly_slow(["tensorly", "pyttb"], ["tensorly"]))
 @given(value=tuckers() | cps())
 def test_tucker_and_cp_go_out_and_come_back(name: str, value: Any) -> None:
     to_library, from_library = verbs(name)

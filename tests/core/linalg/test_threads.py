@@ -14,6 +14,7 @@ import numpy as np
 import oracles
 import pytest
 import threadpoolctl
+from slow_cases import mostly_slow
 
 import tnlib
 from tnlib.linalg import threads
@@ -114,7 +115,7 @@ def test_blas_has_its_threads_back_after_an_exception(limit: int, monkeypatch: p
 # ----------------------------------------------------------------------------------------------- beside other threads
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", mostly_slow(CALLS, ["tt_svd", "svd"]))
 def test_one_thread_and_two_agree_and_blas_has_its_threads_back(name: str) -> None:
     x = large()
     results = []

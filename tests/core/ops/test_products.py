@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trains import reach
+from slow_cases import mostly_slow
 
 import tnlib
 
@@ -109,7 +110,7 @@ def test_product_states_of_200_cores(n: int, dtype: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("n", [2, 32])
+@pytest.mark.parametrize("n", mostly_slow([2, 32], [2]))
 def test_ghz_states_of_200_cores(n: int) -> None:
     state = ghz(200, n)
     assert state.norm() == pytest.approx(math.sqrt(n), rel=1e-13)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from out_of_core_cases import CALLS, SHAPE, TENSORS, noisy, paired
+from slow_cases import mostly_slow
 
 import tnlib
 from tnlib import Storage
@@ -145,7 +146,7 @@ def test_changes_of_a_private_map_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(a, changed)
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", mostly_slow(TENSORS, ["tt_svd"]))
 def test_hdf5_datasets_and_zarr_arrays(name: str, tmp_path: Path) -> None:
     h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
     x = noisy()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tnlib_adapters
+from slow_cases import mostly_slow
 from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits import block_diagram, feed_forward_diagram
 from tnlib_adapters.reference.weights import read_weights
@@ -35,7 +36,7 @@ def opened(name: str, folder: Path) -> Any:
     return tnlib_adapters.open_checkpoint(folder)
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", mostly_slow(EQUATIONS, ["gptj"]))
 def test_what_is_added_to_which_stream(name: str, tmp_path: Path) -> None:
     model = opened(name, tmp_path)
     diagram = block_diagram(model, 1, 7)

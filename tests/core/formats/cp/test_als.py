@@ -10,7 +10,7 @@ from slow_cases import mostly_slow
 import tnlib
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float32, np.float64], [np.float32]))
 @pytest.mark.parametrize("c", mostly_slow([1.0, 1e-25, 1e25], [1e-25]))
 def test_nonnegative_factors(dtype: type, c: float) -> None:
     rng = np.random.default_rng(0)
@@ -25,7 +25,7 @@ def test_nonnegative_factors(dtype: type, c: float) -> None:
     assert fit.error < 0.01
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float32, np.float64], [np.float64]))
 @pytest.mark.parametrize("constraint", ["monotone", "unimodal"])
 def test_constrained_columns(constraint: str, dtype: type) -> None:
     rng = np.random.default_rng(0)

@@ -65,7 +65,7 @@ def test_correlation_length_of_zero_and_nilpotent_transfer_matrices() -> None:
     assert tnlib.correlation_length(step) == 0.0
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("dtype", mostly_slow([np.float64, np.complex128], [np.float64]))
 @pytest.mark.parametrize("r", mostly_slow([2, 5, 16, 17, 24], [2, 16, 17]))  # dense up to 16
 def test_correlation_lengths_are_those_of_the_dense_transfer_matrix(dtype: Any, r: int) -> None:
     a = oracles.normal((r, 3, r), dtype)

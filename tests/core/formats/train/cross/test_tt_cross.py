@@ -247,7 +247,7 @@ def test_isolated_features_of_tensors_within_the_budget(kind: str, shape: tuple[
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(3), range(1)))
-@pytest.mark.parametrize("kind", ["delta", "deltas", "ghz", "sum"])
+@pytest.mark.parametrize("kind", mostly_slow(["delta", "deltas", "ghz", "sum"], ["delta", "deltas", "ghz"]))
 def test_isolated_features_beyond_the_budget(kind: str, seed: int) -> None:
     """The train is right, or does not count as converged, or what it misses is smaller than the notes allow."""
     shape = (12,) * 4
