@@ -119,9 +119,25 @@ def load_tokenizer(function: str, folder: Path) -> Any:
         If transformers cannot load it; the message contains the cause.
     """
     check_text_path(function, "the checkpoint", folder)
+    load = _tokenizer_class(function, folder).from_pretrained
+    return loaded(function, f"the tokenizer of {folder}", lambda: load(str(folder), **OFFLINE))
+
+
+def _tokenizer_class(function: str, folder: Path) -> Any:
+    """Return the class of transformers that loads the tokenizer of a folder.
+
+    AutoTokenizer imports torch, which takes seconds; a folder that names the class of tokenizer.json does not need it.
+    """
+    path = folder / "tokenizer_config.json"
+    if path.is_file() and (folder / TOKENIZER).is_file():
+        file = JsonFile(function, path, "save the tokenizer again")
+        if file.as_object(file.read()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
-    return loaded(function, f"the tokenizer of {folder}", lambda: AutoTokenizer.from_pretrained(str(folder), **OFFLINE))
+    return AutoTokenizer
 
 
 def loaded(function: str, what: str, load: Callable[[], T]) -> T:

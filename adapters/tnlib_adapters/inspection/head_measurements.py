@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib import LowRank, TnlibError
 from tnlib._typing import Array
-from tnlib.linalg.thin_svd import product_svd
+from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.head_gauge import Columns
@@ -30,9 +30,9 @@ from tnlib_adapters.circuits import (
     read_head,
     read_vocabulary,
     repeat_scores,
-    subspace_overlaps,
 )
 from tnlib_adapters.circuits.arguments import Kind
+from tnlib_adapters.circuits.composition.head_subspaces import overlaps_with
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
@@ -110,7 +110,8 @@ def gauge_report(layer: Attention) -> GaugeReport:
 
 
 def _values(operator: LowRank) -> Array:
-    return product_svd(operator.left.astype(np.float64), operator.right.astype(np.float64))[1]
+    left, right = (r_factor(a.astype(np.float64)) for a in (operator.left, operator.right.T))
+    return np.asarray(np.linalg.svd(left @ right.T, compute_uv=False))
 
 
 def _by_key_head(weights: Array, group: int) -> Array:
@@ -210,7 +211,8 @@ def read_heads(
         chosen = _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
         heads = tuple(read_head(checkpoint, *head, distance=distance, inputs=words) for head in chosen)
     progress("reading tokens", 3, 3)
-    overlaps = {by: subspace_overlaps(layers, "O", by, centred=centred) for by in get_args(Kind) if len(layers) > 1}
+    kinds: tuple[Kind, ...] = get_args(Kind) if len(layers) > 1 else ()
+    overlaps = dict(zip(kinds, overlaps_with(layers, "O", kinds, centred), strict=True))
     return Readings(scores, short_scores, copying, heads, overlaps, _induction(checkpoint), tuple(notes))
 
 

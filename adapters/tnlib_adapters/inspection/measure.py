@@ -155,7 +155,7 @@ def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, pr
 
 def n_shown(sizes: Sizes) -> int:
     """Return the number of layers whose pairs of heads can be compared in seconds, at least two."""
-    work = sizes.n_heads**2 * sizes.d_head**2 * sizes.d_model
+    work = sizes.n_heads**2 * sizes.d_model**2 / 2
     fit = (k for k in range(sizes.n_layers, 2, -1) if k * (k - 1) / 2 * work <= MOST_WORK)
     return next(fit, min(2, sizes.n_layers))
 
@@ -204,7 +204,7 @@ def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weig
     if tokens is None and numbers > MOST_NUMBERS:
         return None, ["A model of this size is run only if a text is given."]
     try:
-        weights = read_weights(checkpoint, in_memory=numbers <= MOST_NUMBERS)
+        weights = read_weights(checkpoint, in_memory=numbers <= MOST_NUMBERS, dtype=np.float32)
         return replace(weights, unembed=None), []  # patterns need no logits
     except TnlibError as problem:
         if tokens is not None:

@@ -142,7 +142,7 @@ def test_patterns_are_those_of_the_model(model: str, request: pytest.FixtureRequ
     seen = run(found.checkpoint, found.tokens.ids)
     assert len(found.patterns) == found.checkpoint.n_layers
     for mine, own in zip(found.patterns, seen.patterns, strict=True):
-        np.testing.assert_array_equal(mine, own[0])
+        np.testing.assert_allclose(mine, own[0], rtol=0, atol=1e-5)  # the page runs the model in single precision
     if model == "builtin":
         n = len(found.tokens.ids)
         np.testing.assert_array_equal(found.tokens.ids[: n // 2], found.tokens.ids[n // 2 :])
@@ -294,8 +294,9 @@ def test_balanced_layers_have_quotients_of_one() -> None:
 
 def test_large_models_show_as_many_layers_as_take_seconds() -> None:
     assert n_shown(Sizes(12, 12, 768)) == 12
-    assert 2 <= n_shown(Sizes(24, 16, 1024)) < 24
-    assert n_shown(Sizes(32, 32, 4096)) == 2
+    assert n_shown(Sizes(24, 16, 1024)) == 24
+    assert 2 <= n_shown(Sizes(32, 32, 4096)) < 32
+    assert n_shown(Sizes(80, 64, 8192)) == 2
     assert n_shown(Sizes(1, 96, 12288)) == 1
 
 

@@ -32,7 +32,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, is_list
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import largest, norm
-from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
@@ -44,6 +44,7 @@ from tnlib_adapters.circuits.arguments import (
     has_layer_norm,
     head_name,
 )
+from tnlib_adapters.circuits.composition.pair_norms import pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.reference.weights import read_norm
@@ -113,15 +114,15 @@ def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -
     b = unit(r_factor(unit(left.left)) @ unit(left.right))
     c = unit(unit(right.left) @ r_factor(unit(right.right).T).T)
     score = norm(b @ c)  # r [d~] r
-    return Score(score, float(chance(b[None], c[None], centred=centred)[0, 0]))
+    return Score(score, float(chance(b[None], c.T[None], centred=centred)[0, 0]))
 
 
 def chance(b: Array, c: Array, *, centred: bool) -> Array:
-    """Return the chance levels (writers, readers) of operators that end in b (writers, r, d~) or begin with c.
+    """Return the chance levels (writers, readers) of operators that end in b (writers, r, d~) or begin with c^T.
 
-    c is (readers, d~, r). All have norm 1 or 0; their outer factors are isometric and omitted.
+    c is (readers, r, d~). All have norm 1 or 0; their outer factors are isometric and omitted.
     """
-    b, c = b.astype(np.float64), c.astype(np.float64).transpose(0, 2, 1)  # reader r d~
+    b, c = b.astype(np.float64), c.astype(np.float64)
     (b_stays, b_turns), (c_stays, c_turns) = (_parts(a, centred) for a in (b, c))
     n = b.shape[2] - 1 - int(centred)
     writers, readers = (np.einsum("hrf,hrg->hfg", a, a) for a in (b_stays, c_stays))  # h [r] f f
@@ -302,14 +303,15 @@ def compositions(
     weights = _moments(moments, layers)
     if isinstance(model, Checkpoint) and folded is not model:
         weights = [m if m is None else _folded_moments(model, folded, k, m) for k, m in enumerate(weights)]
-    writers, readers = _sides(layers, kind, distance, weights, centred)
     n_layers, n_heads = len(layers), layers[0].n_heads
-    shape = (n_layers, n_heads, n_layers, n_heads)
-    scores, by_chance = np.full(shape, np.nan), np.full(shape, np.nan)
-    for layer in range(n_layers - 1):
-        earlier, later = writers[layer], np.concatenate(readers[layer + 1 :])  # h r d~, (later h) d~ q
-        scores[layer, :, layer + 1 :] = _norms(earlier, later).reshape(n_heads, -1, n_heads)
-        by_chance[layer, :, layer + 1 :] = chance(earlier, later, centred=centred).reshape(n_heads, -1, n_heads)
+    scores, by_chance = np.full((2, n_layers, n_heads, n_layers, n_heads), np.nan)
+    if n_layers > 1:
+        b = _writers(layers[:-1], weights[:-1], centred)
+        c = _readers(layers[1:], kind, distance, weights[1:], centred)
+        of_pairs = (n_layers - 1, n_heads) * 2
+        is_later = np.tri(n_layers - 1, dtype=bool).T[:, None, :, None]
+        for of_all, found in ((scores, pair_norms(b, c)), (by_chance, chance(b, c, centred=centred))):
+            of_all[:-1, :, 1:] = np.where(is_later, found.reshape(of_pairs), np.nan)
     return Compositions(kind, scores, by_chance, notes)
 
 
@@ -344,22 +346,22 @@ def stream_moments(forward: Forward) -> list[Array]:
 # ------------------------------------------------------------------------------------------- writing, reading factors
 
 
-def _sides(
+def _writers(layers: Sequence[Attention], moments: Sequence[Array | None], centred: bool) -> Array:
+    """Return T B of all heads, (heads, r, d~)."""
+    pairs = zip(layers, moments, strict=True)
+    return np.stack([_factor(_centred(layer.ov(h), centred), m) for layer, m in pairs for h in range(layer.n_heads)])
+
+
+def _readers(
     layers: Sequence[Attention], kind: Kind, distance: int | None, moments: Sequence[Array | None], centred: bool
-) -> tuple[list[Array], list[Array]]:
-    """Return per layer T B (heads, r, d~), last layer excluded, and C S^T (heads, d~, r), first layer excluded."""
-    writers, readers = [], []
-    for layer, (attention, m) in enumerate(zip(layers, moments, strict=True)):
-        heads = range(attention.n_heads)
-        last, first = layer == len(layers) - 1, layer == 0
-        writers.append(np.stack([_writer(_centred(attention.ov(h), centred), m) for h in heads if not last] or [_NONE]))
-        operators = [_reader(attention, h, kind, distance) for h in heads if not first]
+) -> Array:
+    """Return S C^T of all heads, (heads, r, d~)."""
+    factors = []
+    for layer, m in zip(layers, moments, strict=True):
         weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
-        readers.append(np.stack([_writer(_centred(form, centred).T, weight).T for form in operators] or [_NONE]))
-    return writers, readers
-
-
-_NONE = np.zeros((0, 0))
+        operators = (_reader(layer, h, kind, distance) for h in range(layer.n_heads))
+        factors += [_factor(_centred(operator, centred).T, weight) for operator in operators]
+    return np.stack(factors)
 
 
 def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -> LowRank:
@@ -369,7 +371,7 @@ def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -
     return omega if kind == "Q" else omega.T
 
 
-def _writer(operator: LowRank, moments: Array | None) -> Array:
+def _factor(operator: LowRank, moments: Array | None) -> Array:
     """Return T B of A B, of norm 1, with T^T T = A^T A, or A^T M A if moments M are given."""
     outer = unit(operator.left)
     t = r_factor(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
@@ -392,15 +394,6 @@ def _centred(operator: LowRank, centred: bool) -> LowRank:
     left[:-1] -= left[:-1].mean(axis=0)
     right[:, :-1] -= right[:, :-1].mean(axis=1, keepdims=True)
     return LowRank(left, right)
-
-
-def _norms(b: Array, c: Array) -> Array:
-    """Return ||b[h] c[k]||, (h, k), for b (h, r, d) and c (k, d, q)."""
-    (h, r, d), (k, _, q) = b.shape, c.shape
-    product = parallel_matmul(b.reshape(h * r, d), c.transpose(1, 0, 2).reshape(d, k * q))  # (h r) [d] (k q)
-    np.square(product, out=product)
-    sums = product.reshape(h, r, k, q).sum(axis=1, dtype=np.float64).sum(axis=2)  # h [r] k [q]
-    return np.asarray(np.sqrt(sums))
 
 
 def _folded_moments(model: Checkpoint, folded: Checkpoint, layer: int, m: Array) -> Array:

@@ -25,17 +25,17 @@ import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_flag, check_choice
-from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
+from tnlib_adapters.circuits.composition.pair_norms import pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
 _SHOWN = 5  # pairs listed by repr
-_BLOCK = 1 << 24  # entries of a block of rows of all projectors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -269,29 +269,24 @@ def subspace_overlaps(
     folded, notes = fold_norms_before_heads(model)
     layers = as_layers("subspace_overlaps", folded)
     centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
-    (u, p), (v, q) = (_bases(layers, side, centred) for side in (one, other))  # head r d, (head,)
-    least = np.maximum(np.minimum(p[:, None], q), 1)
-    of_bases = (_squares(u, v) / least, *overlap_by_chance(p[:, None], q[None], layers[0].d_model - int(centred)))
+    return overlaps_with(layers, one, [other], centred, notes)[0]
+
+
+def overlaps_with(
+    layers: Sequence[Attention], one: Side, others: Sequence[Side], centred: bool, notes: tuple[str, ...] = ()
+) -> list[Overlaps]:
+    """Return the overlaps of one kind of subspace with each of several others; its bases are computed once."""
+    (u, p), n = _bases(layers, one, centred), layers[0].d_model - int(centred)  # head r d, (head,)
     shape = (len(layers), layers[0].n_heads) * 2
-    times = [math.prod(shape[:2]) // n for n in (len(u), len(v))]  # heads that share a basis
-    overlaps, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)
-    return Overlaps((one, other), overlaps, chance, deviation, notes)
-
-
-def _squares(u: Array, v: Array) -> Array:
-    """Return ||u[h] v[k]^T||^2, (h, k), the inner product of the projectors u[h]^T u[h] and v[k]^T v[k].
-
-    That takes d^2 / 2 multiplications a pair in place of r s d: of two projectors, the columns right of a block of rows
-    count twice.
-    """
-    d = u.shape[2]
-    rows = max(1, _BLOCK // (d * max(len(u), len(v))))
-    total = np.zeros((len(u), len(v)))
-    for i in range(0, d, rows):
-        p, q = (x[:, :, i : i + rows].swapaxes(1, 2) @ x[:, :, i:] for x in (u, v))  # head [r] rows columns
-        q[:, :, rows:] *= 2
-        total += parallel_matmul(p.reshape(len(u), -1), q.reshape(len(v), -1).T)
-    return total
+    found = []
+    for other in others:
+        v, q = _bases(layers, other, centred)
+        overlaps = np.square(pair_norms(u, v)) / np.maximum(np.minimum(p[:, None], q), 1)
+        of_bases = (overlaps, *overlap_by_chance(p[:, None], q[None], n))
+        times = [math.prod(shape[:2]) // len(x) for x in (u, v)]  # heads that share a basis
+        overlap, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)
+        found.append(Overlaps((one, other), overlap, chance, deviation, notes))
+    return found
 
 
 def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:
