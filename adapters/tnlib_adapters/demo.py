@@ -28,7 +28,8 @@ from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
-from tnlib_adapters.inspection.inspect import Finding, findings, inspect
+from tnlib_adapters.inspection.findings import Finding, findings
+from tnlib_adapters.inspection.inspect import inspect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -257,7 +258,9 @@ def story(demo: Demo, width: int = 100) -> list[str]:
         ),
         _table(demo),
         filled(f"Conclusion: {verdict(after, demo.rounded)}"),
-        "\n".join(["Inside the model:", *(filled(text, start="  - ") for text, _ in demo.findings[:_MOST_FINDINGS])]),
+        "\n".join(
+            ["Inside the model:", *(filled(found.text, start="  - ") for found in demo.findings[:_MOST_FINDINGS])]
+        ),
         _files(demo),
         f"{_COMMANDS}\n{filled(_NEXT)}",
     ]

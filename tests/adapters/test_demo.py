@@ -9,7 +9,7 @@ import pytest
 from command_line import run_command
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.demo import Demo, SizeAndLoss, original, rounded, story, verdict
-from tnlib_adapters.inspection.inspect import Finding
+from tnlib_adapters.inspection.findings import Finding
 
 
 def point(label: str, n_bytes: int, loss: float) -> SizeAndLoss:

@@ -26,11 +26,11 @@ from tnlib_adapters.inspection.head_measurements import (
 )
 from tnlib_adapters.inspection.pictures import (
     head_score_maps,
-    pattern_overview,
     pattern_panels,
     rank_maps,
     schmidt_values,
 )
+from tnlib_adapters.inspection.predictions import Predictions, predictions
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import data_frame
@@ -75,6 +75,9 @@ class Inspection:
         Head scores, and some heads in tokens.
     tokens, patterns
         Token sequence and, per layer, patterns (heads, n, n); None without a text.
+    predictions
+        Predictions on the text; None without one, for a model that is not causal or has no unembedding, and for a large
+        one.
     """
 
     page: Path
@@ -87,6 +90,7 @@ class Inspection:
     readings: Readings
     tokens: TokenSequence | None = None
     patterns: tuple[Array, ...] | None = None
+    predictions: Predictions | None = None
 
     def figures(self) -> dict[str, Figure]:
         """Return the heat maps and curves of the page as matplotlib figures, by name."""
@@ -95,7 +99,6 @@ class Inspection:
         if self.readings.has_scores:
             drawn["head scores"] = head_score_maps(self.readings)
         if self.patterns is not None and self.tokens is not None:
-            drawn["patterns"] = pattern_overview(self.patterns)
             panels = (pattern_panels(of_layer, self.tokens.names) for of_layer in self.patterns)
             drawn |= {f"patterns of layer {layer}": panel for layer, panel in enumerate(panels)}
         return drawn
@@ -129,8 +132,12 @@ def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, pr
     """Return all measurements of a checkpoint."""
     progress("running the model", 0, 1)
     weights, notes = _weights(checkpoint, tokens)
-    batch_patterns = None if weights is None or tokens is None else run(weights, tokens.ids).patterns
-    patterns = None if batch_patterns is None else tuple(of_layer[0] for of_layer in batch_patterns)
+    patterns = predicted = None
+    headless = None if weights is None else replace(weights, unembed=None)  # patterns need no logits
+    if weights is not None and headless is not None and tokens is not None:
+        is_causal = checkpoint.wiring.layers[0].attention.causal
+        predicted = predictions(weights, tokens.ids, tokens.name) if is_causal else None
+        patterns = tuple(of_layer[0] for of_layer in run(headless, tokens.ids).patterns)
     progress("running the model", 1, 1)
     count = n_shown(checkpoint.sizes)
     if count < checkpoint.n_layers:
@@ -148,9 +155,11 @@ def measure(checkpoint: Checkpoint, tokens: TokenSequence | None, page: Path, pr
     gauges = tuple(gauge_report(layer if layer.latent_norm is None else layer.numerator()) for layer in stored)
     progress("measuring heads", 2, 2)
     scores = _compositions(layers, distance, centred, progress)
-    readings = read_heads(checkpoint, layers, weights, scores, distance=distance, centred=centred, progress=progress)
+    readings = read_heads(checkpoint, layers, headless, scores, distance=distance, centred=centred, progress=progress)
     all_notes = (*notes, *layer_notes, *readings.notes)
-    return Inspection(page, checkpoint, all_notes, count, scores, head_spectra, gauges, readings, tokens, patterns)
+    return Inspection(
+        page, checkpoint, all_notes, count, scores, head_spectra, gauges, readings, tokens, patterns, predicted
+    )
 
 
 def n_shown(sizes: Sizes) -> int:
@@ -197,15 +206,19 @@ def _compositions(
 
 
 def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weights | None, list[str]]:
-    """Return the weights of a model to run, but the unembedding; None if it is too large to run without a text."""
+    """Return the weights of a model to run; None if it is too large to run without a text.
+
+    A large model is read block by block, and without its unembedding.
+    """
     if checkpoint.wiring.reads != "tokens":
         return None, []
     numbers = sum(info.size for info in checkpoint.folder.tensors.values())
     if tokens is None and numbers > MOST_NUMBERS:
         return None, ["A model of this size is run only if a text is given."]
     try:
-        weights = read_weights(checkpoint, in_memory=numbers <= MOST_NUMBERS, dtype=np.float32)
-        return replace(weights, unembed=None), []  # patterns need no logits
+        is_small = numbers <= MOST_NUMBERS
+        weights = read_weights(checkpoint, in_memory=is_small, dtype=np.float32)
+        return (weights if is_small else replace(weights, unembed=None)), []
     except TnlibError as problem:
         if tokens is not None:
             raise
@@ -218,11 +231,20 @@ _LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MO
 
 @dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """One token sequence: numbers (n,), printable names, and whether the text was truncated."""
+    """One token sequence: numbers (n,), the texts of all known tokens, and whether the text was truncated."""
 
     ids: Array
-    names: tuple[str, ...]
+    vocabulary: Mapping[int, str]
     cut: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Printable names of the tokens."""
+        return tuple(self.name(int(number)) for number in self.ids)
+
+    def name(self, number: int) -> str:
+        """Return the printable name of a token: its text, or its number."""
+        return _visible(self.vocabulary.get(number, str(number)))
 
 
 def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
@@ -249,9 +271,7 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
         numbers = tokenizer(start, truncation=True, max_length=limit)["input_ids"]  # includes end markers
     if len(numbers) < 2:
         raise ArgumentError(f"inspect: text must hold at least two tokens, got {len(numbers)}; pass a longer one.")
-    return TokenSequence(
-        np.array(numbers), tuple(_visible(names.get(number, str(number))) for number in numbers), truncated
-    )
+    return TokenSequence(np.array(numbers), names, truncated)
 
 
 def own_tokens(checkpoint: Checkpoint) -> TokenSequence | None:
@@ -261,7 +281,7 @@ def own_tokens(checkpoint: Checkpoint) -> TokenSequence | None:
     rng = np.random.default_rng(0)
     segment = rng.permutation(min(128, _vocabulary(checkpoint)))[: min(16, _longest(checkpoint) // 2)]
     ids = np.concatenate([segment, segment])
-    return TokenSequence(ids, tuple(map(str, ids)), cut=False)
+    return TokenSequence(ids, {}, cut=False)
 
 
 def _longest(checkpoint: Checkpoint) -> int:

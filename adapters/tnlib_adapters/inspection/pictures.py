@@ -80,22 +80,6 @@ def schmidt_values(spectra: Spectra) -> Figure:
     return figure
 
 
-def pattern_overview(patterns: Sequence[Array]) -> Figure:
-    """Draw the patterns of all heads as tiles: layers as rows and heads as columns."""
-    from matplotlib.figure import Figure
-
-    n_layers, (n_heads, n, _) = len(patterns), patterns[0].shape
-    width = min(12.0, max(4.5, 1.0 + 1.1 * n_heads))
-    figure = Figure(figsize=(width, 0.6 + (width - 1.0) * n_layers / n_heads), layout="constrained")
-    ax = figure.subplots()
-    step = _draw_tiles(ax, np.concatenate(patterns), n_heads, gap=max(1, n // 16), colour="#d8d8d8")
-    middle = (n - 1) / 2
-    ax.set_xticks([head * step + middle for head in range(n_heads)], [str(head) for head in range(n_heads)])
-    ax.set_yticks([layer * step + middle for layer in range(n_layers)], [str(layer) for layer in range(n_layers)])
-    ax.set(xlabel="head", ylabel="layer")
-    return figure
-
-
 def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     """Draw the patterns of one layer, (heads, n, n), with token names: queries as rows, keys as columns."""
     from matplotlib.figure import Figure
@@ -108,7 +92,7 @@ def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     cell = 12.0 / max(columns, 3) / (n + gap)  # inches
     figure = Figure(figsize=(cell * columns * (n + gap) + 0.9, cell * rows * (n + gap) + 0.9), layout="constrained")
     ax = figure.subplots()
-    step = _draw_tiles(ax, of_layer, columns, gap=gap, colour="white")
+    step = _draw_tiles(ax, of_layer, columns, gap=gap)
     for head in range(n_heads):
         row, column = divmod(head, columns)
         corner = column * step - 0.5, row * step - 0.5
@@ -124,7 +108,7 @@ def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     return figure
 
 
-def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) -> int:
+def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int) -> int:
     """Draw square arrays (tiles, n, n) in rows, as one image, and return the distance between tiles."""
     import matplotlib as mpl
 
@@ -134,7 +118,7 @@ def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int, colour: str) 
     for k, tile in enumerate(tiles):
         row, column = divmod(k, columns)
         image[row * step : row * step + n, column * step : column * step + n] = tile
-    colours = mpl.colormaps["Blues"].with_extremes(bad=colour)
+    colours = mpl.colormaps["Blues"].with_extremes(bad="white")
     ax.imshow(image, vmin=0, vmax=1, cmap=colours, interpolation="none")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)

@@ -26,7 +26,6 @@ from tnlib_adapters.circuits.paths.attention_terms import NAMES
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.pictures import (
     head_score_maps,
-    pattern_overview,
     pattern_panels,
     rank_maps,
     schmidt_values,
@@ -39,35 +38,8 @@ Draw: TypeAlias = "Callable[[Figure], str]"
 
 STRONGEST = 5  # pairs of heads in a table
 _MOST_BLOCKS = 3  # largest number of kinds of blocks to draw
-MOST_PANELS = 64  # largest number of heads with a panel of their own
-_MOST_CELLS = 1_000_000  # attention weights to explore, a byte each
-
-
-def block(inspection: Inspection, draw: Draw) -> list[str]:
-    """Draw every kind of block, at most 3."""
-    parts = [
-        "<p>Shapes are tensors, lines are their indices, and a line between two shapes is summed over. The width of a "
-        "line is the logarithm of its size. The contents of a bubble are contracted first, then its function is "
-        "applied.</p>",
-    ]
-    kinds: dict[Diagram, list[int]] = {}
-    for layer in range(inspection.checkpoint.n_layers):
-        diagram = block_diagram(inspection.checkpoint, layer)
-        kinds.setdefault(Diagram(diagram.nodes, diagram.legs, "", diagram.bubbles), []).append(layer)
-    for diagram, layers in list(kinds.items())[:_MOST_BLOCKS]:
-        parts += [f"<h3>Block of {_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
-    if len(kinds) > _MOST_BLOCKS:
-        parts.append(f"<p>{len(kinds) - _MOST_BLOCKS} more kinds of blocks are not drawn.</p>")
-    return parts
-
-
-def frozen(inspection: Inspection, draw: Draw) -> list[str]:
-    """Draw a layer with frozen patterns."""
-    return [
-        "<p>If the attention patterns A of a text are held fixed (frozen), a layer is a linear operator: A acts on "
-        "positions, W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
-        draw(tnlib.draw(frozen_diagram(inspection.checkpoint.attention(0))).figure),
-    ]
+MOST_PANELS = 64  # largest number of heads of a model of which all layers are drawn with tokens
+_MOST_COMPONENTS = 12  # in the table of contributions
 
 
 def composition(inspection: Inspection, draw: Draw) -> list[str]:
@@ -90,9 +62,23 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
         "</div>",
         "<h3>The strongest pairs</h3>",
         table(["kind", "writing head", "reading head", "score", "chance", "multiple"], rows),
-        "<h3>As diagrams</h3>",
-        *(f"<p>{heads}:</p>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in _strongest(inspection)),
-        *_terms(inspection, draw),
+    ]
+
+
+def diagrams(inspection: Inspection, draw: Draw) -> list[str]:
+    """Draw the strongest pair of heads of every kind of composition, the blocks, and a layer with frozen patterns."""
+    pairs = list(_strongest(inspection)) if inspection.compositions else []
+    return [
+        "<p>Shapes are tensors, lines are their indices, and a line between two shapes is summed over. The width of a "
+        "line is the logarithm of its size. The contents of a bubble are contracted first, then its function is "
+        "applied.</p>",
+        *(f"<h3>{heads}</h3>{draw(tnlib.draw(diagram).figure)}" for heads, diagram in pairs),
+        *(_terms(inspection, draw) if pairs else []),
+        *_blocks(inspection, draw),
+        "<h3>Layer 0 with frozen patterns</h3>",
+        "<p>If the attention patterns A of a text are held fixed (frozen), a layer is a linear operator: A acts on "
+        "positions, W<sub>O</sub> W<sub>V</sub> on the stream, one Kronecker product per head.</p>",
+        draw(tnlib.draw(frozen_diagram(inspection.checkpoint.attention(0))).figure),
     ]
 
 
@@ -126,6 +112,20 @@ def _terms(inspection: Inspection, draw: Draw) -> list[str]:
     picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
     pair = f"{head_name(writer)} and {head_name(reader)}"
     return [f"<details><summary>All ten terms of heads {pair}</summary>{picture}</details>"]
+
+
+def _blocks(inspection: Inspection, draw: Draw) -> list[str]:
+    """Draw every kind of block, at most 3."""
+    kinds: dict[Diagram, list[int]] = {}
+    for layer in range(inspection.checkpoint.n_layers):
+        diagram = block_diagram(inspection.checkpoint, layer)
+        kinds.setdefault(Diagram(diagram.nodes, diagram.legs, "", diagram.bubbles), []).append(layer)
+    parts = []
+    for diagram, layers in list(kinds.items())[:_MOST_BLOCKS]:
+        parts += [f"<h3>Block of {_named(layers)}</h3>", draw(tnlib.draw(diagram).figure)]
+    if len(kinds) > _MOST_BLOCKS:
+        parts.append(f"<p>{len(kinds) - _MOST_BLOCKS} more kinds of blocks are not drawn.</p>")
+    return parts
 
 
 def _named(layers: Sequence[int]) -> str:
@@ -172,7 +172,8 @@ def heads(inspection: Inspection, draw: Draw) -> list[str]:
         parts += [
             "<p>The table describes the induction circuit by scores from patterns and from weights. The last column is "
             "the fraction of the gap between loss and chance that is lost if the keys of later layers do not read the "
-            "head.</p>",
+            "head. Its scores are means over segments of random length at random offsets, as in training; those above "
+            "are of one segment of up to 50 tokens.</p>",
             f"<pre>{html.escape(repr(readings.induction))}</pre>",
         ]
     if readings.overlaps:
@@ -182,12 +183,8 @@ def heads(inspection: Inspection, draw: Draw) -> list[str]:
             "the mean squared cosine of their principal angles. Sigma is its distance from the overlap of random "
             "subspaces (chance) in standard deviations.</p>",
             table(
-                ["writing head", "reading head", "by", "overlap", "sigma"],
-                [
-                    [writer, reader, side, f"{overlap:.3f}", f"{sigma:+.1f}"]
-                    for rows in overlap_rows(readings.overlaps).values()
-                    for sigma, writer, reader, side, overlap in rows
-                ],
+                OVERLAP_HEADINGS,
+                [cells for rows in overlap_rows(readings.overlaps).values() for cells in overlap_cells(rows)],
             ),
         ]
     if readings.heads:
@@ -222,32 +219,53 @@ def gauge(inspection: Inspection, draw: Draw) -> list[str]:
     ]
 
 
+def predictions(inspection: Inspection, draw: Draw) -> list[str]:
+    """Return the predictions on the text, and the components that decide the last one."""
+    predicted, tokens = inspection.predictions, inspection.tokens
+    if tokens is None:
+        return [f"<p>{_why_no_text(inspection)}</p>"]
+    if predicted is None:
+        return ["<p>Predictions are those of small models that predict the next token.</p>"]
+    rows = [
+        [str(k), name, *(f"{word} {p:.2f}" for word, p in zip(words, of_words, strict=True))]
+        for k, (name, words, of_words) in enumerate(
+            zip(tokens.names, predicted.names, predicted.probabilities, strict=True)
+        )
+    ]
+    first, second, *_ = predicted.names[-1]
+    contributions = [[name, f"{value:+.3f}"] for name, value in predicted.components[:_MOST_COMPONENTS]]
+    return [
+        "<p>The most probable next tokens after every position, with their probabilities:</p>",
+        table(["position", "token", "first", "second", "third"], rows),
+        f"<h3>Why {html.escape(first)} and not {html.escape(second)}</h3>",
+        "<p>The difference of the two logits after the last position is a sum of direct contributions: what every head "
+        "and every feed-forward layer writes, by the final norm and the unembedding. These are the largest of the "
+        f"{len(predicted.components)}, for a difference of {predicted.difference:.3f}:</p>",
+        table(["component", "contribution"], contributions),
+    ]
+
+
 def patterns(inspection: Inspection, draw: Draw) -> list[str]:
     """Return the attention patterns of all heads on the text, if there is one."""
     if inspection.tokens is None or inspection.patterns is None:
         return [f"<p>{_why_no_text(inspection)}</p>"]
-    names, n_heads = inspection.tokens.names, inspection.checkpoint.sizes.n_heads
-    n_layers, explored = len(inspection.patterns), max(1, _MOST_CELLS // (n_heads * len(names) ** 2))
-    large = n_layers if n_layers * n_heads <= MOST_PANELS else 1
+    names, shown = inspection.tokens.names, inspection.readings.heads[:1]
+    first = (shown[0].layer, shown[0].head) if shown else (0, 0)  # the head that is shown in tokens
     spans = " ".join(f"<span><b>{html.escape(name)}</b> <small>{k}</small></span>" for k, name in enumerate(names))
     parts = []
     if inspection.tokens.cut:
         parts.append(f"<p>Only the first {len(names)} tokens of the text are shown.</p>")
     parts += [
-        "<h3>Explore</h3>",
-        explore_patterns(inspection.patterns[:explored], names).html,
-        f'<h3>Tokens</h3><p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>',
-        "<h3>All heads</h3>",
         "<p>Rows are query positions, columns are key positions; white is 0, the darkest blue 1.</p>",
-        draw(pattern_overview(inspection.patterns)),
-        "<h3>Layer by layer, with tokens</h3>",
+        explore_patterns(inspection.patterns, names, head=first).html,
+        f'<h3>Tokens</h3><p>{len(names)} tokens, with their positions:</p><p class="tokens">{spans}</p>',
+        "<h3>With tokens</h3>",
     ]
-    for layer, of_layer in enumerate(inspection.patterns[:large]):
-        picture = draw(pattern_panels(of_layer, names))
-        title = _layer_title(layer, len(of_layer))
-        parts.append(f"<details{' open' * (layer == 0)}><summary>{title}</summary>{picture}</details>")
-    if large < len(inspection.patterns):
-        parts.append(f"<p>Layers from {large} on are in the explorer and in the overview above.</p>")
+    n_heads = sum(map(len, inspection.patterns))
+    for layer in range(len(inspection.patterns)) if n_heads <= MOST_PANELS else first[:1]:
+        picture = draw(pattern_panels(inspection.patterns[layer], names))
+        title = _layer_title(layer, len(inspection.patterns[layer]))
+        parts.append(f"<details{' open' * (layer == first[0])}><summary>{title}</summary>{picture}</details>")
     return parts
 
 
@@ -266,6 +284,14 @@ def _layer_title(layer: int, n_heads: int) -> str:
     return f"Layer {layer}, {'head' if n_heads == 1 else 'heads'} {layer}.0" + (
         f" to {layer}.{n_heads - 1}" if n_heads > 1 else ""
     )
+
+
+OVERLAP_HEADINGS = ("writing head", "reading head", "by", "overlap", "sigma")
+
+
+def overlap_cells(rows: Sequence[tuple[float, str, str, str, float]]) -> list[list[str]]:
+    """Return rows of `overlap_rows` as cells under `OVERLAP_HEADINGS`."""
+    return [[writer, reader, side, f"{overlap:.3f}", f"{sigma:+.1f}"] for sigma, writer, reader, side, overlap in rows]
 
 
 def overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> dict[Kind, list[tuple[float, str, str, str, float]]]:

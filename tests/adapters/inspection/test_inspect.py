@@ -18,20 +18,21 @@ from command_line import run_command
 from html_pages import check_page, pictures
 from oracles import normal
 from slow_cases import mostly_slow
-from tnlib_adapters import Attention, builtin_path, inspect, open_checkpoint
+from tnlib_adapters import Attention, builtin_path, circuits, inspect, open_checkpoint
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.factors.projections import Sizes
+from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.head_measurements import gauge_report
-from tnlib_adapters.inspection.inspect import findings, page_of
+from tnlib_adapters.inspection.inspect import page_of
 from tnlib_adapters.inspection.measure import TokenSequence, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
 
 import tnlib
 
 PAGE = "inspect.html"
-SECTIONS = ("heads", "patterns", "composition", "spectra", "gauge", "block", "frozen")
+SECTIONS = ("predictions", "heads", "patterns", "composition", "spectra", "gauge", "diagrams")
 SENTENCE = "def read(self, path):\n    with open(path) as file:\n        return file.read()"
 
 
@@ -66,14 +67,14 @@ def test_the_page_is_whole(model: str, request: pytest.FixtureRequest) -> None:
     counts = {key: len(pictures(part)) for key, part in parts.items()}
     n_layers, n_maps = found.checkpoint.n_layers, len(found.compositions)
     assert counts == {
-        "block": 1,  # its one kind of block
-        "frozen": 1,
-        # and the strongest pair of every kind; of two layers alone, all their terms
-        "composition": n_maps + 3 + (model == "builtin"),
+        "predictions": 0,
+        "composition": n_maps,
+        # the strongest pair of every kind, of two layers alone all their terms, the one kind of block, frozen patterns
+        "diagrams": 3 + (model == "builtin") + 1 + 1,
         "spectra": 2,
         "heads": 1,
         "gauge": 0,
-        "patterns": 1 + n_layers,
+        "patterns": n_layers,
     }
 
 
@@ -101,9 +102,11 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
 def test_the_page_opens_with_its_findings(builtin: Any) -> None:
     page = builtin.page.read_text(encoding="utf-8")
     listed = page[page.index('<ul class="findings">') : page.index("</ul>")]
-    for text, section in findings(builtin):
+    for text, section, (headings, rows) in findings(builtin):
         assert f'{html.escape(text)} <a href="#{section}">' in listed
         assert f'<h2 id="{section}">' in page
+        assert all(len(row) == len(headings) for row in rows)
+        assert all(html.escape(cell) in listed for row in rows for cell in row)
     assert page.index("findings") < page.index("<nav>")
 
 
@@ -125,7 +128,9 @@ def test_findings_name_heads_by_their_measurements(builtin: Any) -> None:
 
 def test_findings_of_a_model_that_was_not_run(builtin: Any) -> None:
     readings = dataclasses.replace(builtin.readings, scores=None, short_scores=None, copying=None, induction=None)
-    bare = dataclasses.replace(builtin, readings=readings, tokens=None, patterns=None, compositions={})
+    bare = dataclasses.replace(
+        builtin, readings=readings, tokens=None, patterns=None, predictions=None, compositions={}
+    )
     assert [finding.section for finding in findings(bare)] == ["heads", "spectra", "gauge"]  # overlaps of weights
 
 
@@ -146,6 +151,34 @@ def test_patterns_are_those_of_the_model(model: str, request: pytest.FixtureRequ
     if model == "builtin":
         n = len(found.tokens.ids)
         np.testing.assert_array_equal(found.tokens.ids[: n // 2], found.tokens.ids[n // 2 :])
+
+
+def test_predictions_are_those_of_the_model(builtin: Any) -> None:
+    forward, found = run(builtin.checkpoint, builtin.tokens.ids), builtin.predictions
+    logits = forward.logits[0]
+    order = np.argsort(-logits, axis=1)[:, :3]
+    assert [[int(name) for name in row] for row in found.names] == order.tolist()
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    want = np.take_along_axis(p / p.sum(1, keepdims=True), order, 1)
+    np.testing.assert_allclose(found.probabilities, want, atol=1e-5)
+    first, second = order[-1, :2]
+    np.testing.assert_allclose(found.difference, logits[-1, first] - logits[-1, second], rtol=1e-4)
+    # no norm: a head contributes its output in the direction of the difference
+    names, parts = zip(*found.components, strict=True)
+    assert sorted(names) == [f"{layer}.{head}" for layer, head in np.ndindex(2, 4)]
+    assert (np.diff(np.abs(parts)) <= 0).all()
+    frozen = tnlib_adapters.freeze(builtin.checkpoint, builtin.tokens.ids)
+    want = {
+        name: circuits.logit_contributions(frozen, int(first)).direct[k]
+        - circuits.logit_contributions(frozen, int(second)).direct[k]
+        for k, name in enumerate(circuits.logit_contributions(frozen, 0).names)
+    }
+    for name, value in found.components:
+        np.testing.assert_allclose(value, want[name], atol=1e-4)
+    texts = [finding.text for finding in findings(builtin)]
+    assert any(text.startswith(f"After the text, the most probable token is '{first}'") for text in texts)
+    (circuit,) = (text for text in texts if text.startswith("Induction circuit"))
+    assert "of head 0.3: the overlap" in circuit
 
 
 @pytest.mark.slow

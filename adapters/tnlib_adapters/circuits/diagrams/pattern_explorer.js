@@ -1,5 +1,5 @@
 // The interaction of a pattern explorer: choice of a head, hover over a pattern or over tokens.
-// `root` is its element, `data` has names[n], n, and layers[layer][head], bytes of n x n weights from 0 to 255.
+// `root` is its element, `data` has names[n], n, first[2], and layers[layer][head], bytes of n x n weights from 0 to 255.
 (function (root, data) {
   "use strict";
   if (root.isExplorer) return; // of several copies in a notebook, each is filled once
@@ -10,18 +10,21 @@
   for (const filled of [tokens, byClass("heads")]) filled.replaceChildren(); // of a page that a browser saved
   let weights = null, query = null, key = null, pinned = false;
 
-  function decode(text) {
-    const raw = atob(text), out = new Uint8Array(raw.length);
-    for (let k = 0; k < raw.length; k++) out[k] = raw.charCodeAt(k);
+  function decode(text) { // a byte 0 is followed by a number of zeros
+    const raw = atob(text), out = new Uint8Array(n * n);
+    for (let k = 0, at = 0; k < raw.length; k++) {
+      const w = raw.charCodeAt(k);
+      if (w) out[at++] = w;
+      else at += raw.charCodeAt(++k);
+    }
     return out;
   }
 
-  function paint(target, values, size) { // white is 0, dark blue 1
+  const shade = (w) => [255 - 247 * w, 255 - 207 * w, 255 - 148 * w]; // white is 0, dark blue 1
+
+  function paint(target, values, size) {
     const image = new ImageData(n, n);
-    for (let k = 0; k < n * n; k++) {
-      const w = values[k] / 255;
-      image.data.set([255 - 247 * w, 255 - 207 * w, 255 - 148 * w, 255], 4 * k);
-    }
+    for (let k = 0; k < n * n; k++) image.data.set([...shade(values[k] / 255), 255], 4 * k);
     target.width = target.height = n * size;
     const context = target.getContext("2d");
     context.putImageData(image, 0, 0);
@@ -43,7 +46,7 @@
     const at = query !== null ? (j) => weights[query * n + j] : key !== null ? (i) => weights[i * n + key] : () => 0;
     [...tokens.children].forEach((token, k) => {
       const w = at(k) / 255;
-      token.style.background = `rgba(8,48,107,${w})`;
+      token.style.background = `rgb(${shade(w)})`;
       token.style.color = w > 0.5 ? "#fff" : "#222";
       token.classList.toggle("chosen", k === query || (query === null && k === key));
     });
@@ -121,5 +124,5 @@
     });
     byClass("heads").append(row);
   });
-  root.querySelector(".heads button").click();
+  byClass("heads").children[data.first[0]].querySelectorAll("button")[data.first[1]].click();
 })

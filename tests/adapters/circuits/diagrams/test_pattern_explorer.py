@@ -33,14 +33,32 @@ def data(html: str) -> Any:
     return json.loads(found)
 
 
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(0, 99))
+def decoded(text: str, n: int) -> np.ndarray:
+    """The weights of a head: a byte 0 is followed by a number of zeros."""
+    stored, levels = iter(base64.b64decode(text)), list[int]()
+    for byte in stored:
+        levels += [byte] if byte else [0] * next(stored)
+    return np.array(levels).reshape(n, n) / 255
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2, 5, 24]), st.integers(0, 99))
 def test_the_element_holds_every_weight(layers: int, heads: int, n: int, seed: int) -> None:
     of_layers, names = patterns(layers, heads, n, seed), [f"t{k}" for k in range(n)]
     found = data(explore_patterns(of_layers, names).html)
     assert found["names"] == names
     for stored, layer in zip(found["layers"], of_layers, strict=True):
-        weights = [np.frombuffer(base64.b64decode(head), np.uint8).reshape(n, n) / 255 for head in stored]
+        weights = [decoded(head, n) for head in stored]
         assert np.abs(np.array(weights) - layer).max() <= 0.5001 / 255
+
+
+def test_a_head_is_shown_first_and_zeros_take_little_space() -> None:
+    of_layers = patterns(2, 3, 40)
+    assert data(explore_patterns(of_layers, ["a"] * 40).html)["first"] == [0, 0]
+    found = data(explore_patterns(of_layers, ["a"] * 40, head=(1, -1)).html)
+    assert found["first"] == [1, 2]
+    assert (
+        max(len(head) for layer in found["layers"] for head in layer) < 0.8 * 4 / 3 * 40**2
+    )  # half are above the diagonal
 
 
 def test_no_token_ends_the_script(tmp_path: Path) -> None:
@@ -66,6 +84,8 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
         explore_patterns([of_layers[0], of_layers[1] - 0.5], ["a", "b", "c"])
     with refused(ValueError, "explore_patterns: patterns[0] must have 3 legs"):
         explore_patterns([of_layers[0][0]], ["a", "b", "c"])
+    with refused(ValueError, "explore_patterns: layer of head must"):
+        explore_patterns(of_layers, ["a", "b", "c"], head=(2, 0))
     with refused(TypeError, "explore_patterns: names must be strings", "got int"):
         explore_patterns(of_layers, [1, 2, 3])  # type: ignore[list-item]
     with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got NoneType"):
