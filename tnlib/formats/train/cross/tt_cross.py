@@ -27,7 +27,7 @@ _FIRST_SAMPLES = 512  # points from which the first pivot is taken
 _ZERO_GROWTH = 8  # between one sample at which f is zero and the next
 # Entries up to which all of them are evaluated: of more, smooth functions need less than half. Of more entries all are
 # evaluated once a third is known: TT-SVD of all is certified, and no estimate sees ten wrong ones of 65,536.
-_WHOLE, _KNOWN = 1 << 12, 1 / 3
+_WHOLE, _PER_KNOWN = 1 << 12, 3
 _FRESH = 1 / 25  # of all calls, for the last test at uniform points
 # Uniform points of the last test, and the part of the budget that they may take: 2,048 points meet a feature on 0.22 %
 # of the entries with probability 0.99.
@@ -265,7 +265,7 @@ class _Search:
 
     @property
     def _is_known(self) -> bool:
-        return self._f.n_calls >= _KNOWN * math.prod(self._shape)
+        return _PER_KNOWN * self._f.n_calls >= math.prod(self._shape)
 
     def finish(self) -> Fit[TensorTrain]:
         """Return the best train; after an interruption, with an estimate from the rest of the budget."""
