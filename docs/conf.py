@@ -52,6 +52,27 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # the gallery is linked by its notions
 
 
+# What users search for, by the page that the search names first: titles and frequent words decide the other cases.
+SEARCHED = {
+    "architectures": ("supported models",),
+    "calculus": ("quantics", "QTT"),
+    "circuits-heads": ("composition scores",),
+    "compress": ("compress a model", "compression"),
+    "compression-methods": ("low rank", "quantization"),
+    "compression-resources": ("GPU", "CUDA", "device", "resume"),
+    "conventions": ("random seed", "rtol", "max_rank"),
+    "frozen": ("rotary embeddings",),
+    "how-to/decompose-zarr-on-a-cluster": ("zarr", "cluster", "dask"),
+    "how-to/read-an-itensor-file": ("ITensor",),
+    "how-to/serve-with-llama-cpp": ("llama.cpp",),
+    "index": ("install", "installation"),
+    "physics": ("entanglement entropy", "matrix product state", "MPS", "DMRG"),
+    "serving": ("vllm", "sglang", "onnxruntime", "GPTQ"),
+    "study": ("perplexity",),
+    "troubleshooting": ("out of memory", "error message"),
+}
+
+
 def run_gallery(app: Sphinx) -> None:
     """Run the code of every page of the gallery in the folder of its pictures; a number that is not so is a warning."""
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -60,6 +81,13 @@ def run_gallery(app: Sphinx) -> None:
             result = doctest.testfile(str(page), module_relative=False, optionflags=options)
         if result.failed:
             logging.getLogger(__name__).warning("%s: %d of %d examples fail", page.name, *result)
+
+
+def index_searches(app: Sphinx, page: str, source: list[str]) -> None:
+    """Enter the words of `SEARCHED` into the index of a page, below its title."""
+    if words := SEARCHED.get(page):
+        title, _, text = source[0].partition("\n")
+        source[0] = f"{title}\n\n```{{index}} {', '.join(f'! {word}' for word in words)}\n```\n{text}"
 
 
 def language_of(code: str) -> str:
@@ -89,7 +117,8 @@ def break_titles(app: Sphinx, page: str, template: str, context: dict[str, Any],
 
 
 def setup(app: Sphinx) -> None:
-    """Run the gallery before the pages are read, prepare the code on them, and break titles."""
+    """Run the gallery before the pages are read, index and prepare these, and break titles."""
     app.connect("builder-inited", run_gallery)
+    app.connect("source-read", index_searches)
     app.connect("doctree-read", prepare_code)
     app.connect("html-page-context", break_titles)
