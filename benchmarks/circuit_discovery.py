@@ -6,6 +6,7 @@ python -m benchmarks.circuit_discovery llama        the same in the built-in Lla
 python -m benchmarks.circuit_discovery searches     all searches in the built-in Llama, on short sequences
 python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
 python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
+python -m benchmarks.circuit_discovery ioi          ten terms of two layers of SmolLM2 for an indirect object
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from tnlib_adapters import builtin_path, circuits, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import read_weights
 
 from benchmarks.smollm2 import smollm2
 
@@ -188,6 +190,30 @@ def head_rows() -> Iterator[str]:
     yield f"patching\n{found!r}"
 
 
+def ioi_rows() -> Iterator[str]:
+    """Yield ten terms of layers 20 and 23 of SmolLM2 for an indirect object, as logit differences."""
+    from transformers import AutoTokenizer
+
+    folder = smollm2("original")
+    if folder is None:
+        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    weights, tokenizer = read_weights(open_checkpoint(folder)), AutoTokenizer.from_pretrained(folder)
+    tokens = np.array(tokenizer("When Mary and John went to the store, John gave a drink to")["input_ids"])
+    mary, john = (tokenizer(name)["input_ids"][0] for name in (" Mary", " John"))
+    unembedding: Any = weights.unembed
+    difference = unembedding.affine.weight[:, mary] - unembedding.affine.weight[:, john]
+    norm: Any = weights.final_norm
+    readout = difference * norm.weight / norm.divisors(run(weights, tokens).residuals[-1][0, -1])
+    start = time.process_time()
+    terms = circuits.ten_terms(weights, tokens, layers=(20, 23), method="path_integral")
+    seconds = time.process_time() - start
+    values = (f"{name} {value:.2f}" for name, value in zip(terms.names, terms.arrays[:, -1] @ readout, strict=True))
+    yield f"ten terms of layers 20, 23, {seconds:.1f} s: {', '.join(values)}"
+    pairs = terms.by_pair[:, :, :, -1] @ readout  # side, writer, head
+    side, writer, head = np.unravel_index(np.argmax(np.abs(pairs)), pairs.shape)
+    yield f"largest pair: {'QKV'[side]} {terms.writers[writer]} > 23.{head} {pairs[side, writer, head]:.2f}"
+
+
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:
     """Return sequences (n, 2 length) of a segment twice, the predictable tokens, and runs with another first copy."""
     tokens = np.hstack([segment, segment])
@@ -212,6 +238,7 @@ TABLES = {
     "searches": search_rows,
     "similarities": similarity_rows,
     "heads": head_rows,
+    "ioi": ioi_rows,
 }
 
 

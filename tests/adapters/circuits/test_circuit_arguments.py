@@ -37,6 +37,7 @@ OF_ONE_STREAM = [
     (circuits.weight_scores, ()),
     (circuits.read_vocabulary, ()),
     (circuits.block_diagram, (0,)),
+    (circuits.ten_terms, (TOKENS,)),
     (freeze, (TOKENS,)),
 ]
 
@@ -56,7 +57,6 @@ def refused_by(function: Callable[..., Any], kind: type[Exception], *words: str)
     ("function", "arguments"),
     [
         *OF_ONE_STREAM,
-        (circuits.ten_terms, (TOKENS,)),
         (functools.partial(circuits.find_circuit, loss_increase=1.0), (TOKENS, MASK)),
         (circuits.feed_forward_diagram, (0,)),
         (save_checkpoint, ("out",)),

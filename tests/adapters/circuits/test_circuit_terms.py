@@ -18,6 +18,8 @@ from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 
+from benchmarks.smollm2 import smollm2
+
 
 def layer_of(**facts: Any) -> Attention:
     w = [normal(s, seed=i) for i, s in enumerate([(4, 6, 2), (2, 6, 2), (2, 6, 2), (4, 2, 6)])]
@@ -211,10 +213,64 @@ def test_terms_are_those_of_parts_alone(model: Checkpoint) -> None:
         assert_close(found.by_head[found.names.index(name) - 2, h], want, factor=1e6)
 
 
+# --------------------------------------------------------------------------------------- two layers of a deeper model
+
+
+def assert_terms_sum_to_the_stream(weights: Any, tokens: np.ndarray, layers: tuple[int, int], norm: Any = None) -> None:
+    """The stream before the second layer and what the layer writes, from a forward pass."""
+    seen = run(weights, tokens)
+    written = seen.outputs[layers[1]][0]
+    want = seen.residuals[layers[1]][0] + (written if norm is None else norm(written))
+    for method in ("ablation", "path_integral"):
+        found = ten_terms(weights, tokens, layers=layers, method=method)
+        assert_close(found.arrays.sum(axis=0) + found.remainder, want, factor=1e4)
+        assert_close(found.by_head.sum(axis=1), found.arrays[2:], factor=1e4)
+    assert np.linalg.norm(found.remainder) <= 1e-9 * np.linalg.norm(want)
+    assert_close(found.by_pair.sum(axis=1), found.by_head[1:4], factor=1e7)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "gptj", "gemma2", "opt_after"])
+def test_terms_of_two_layers_of_any_model_sum_to_its_stream(name: str, opened: Any) -> None:
+    _, weights = opened(name)
+    branch = [b for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)][1]
+    assert (branch.behind is not None) == (name == "gemma2")
+    assert_terms_sum_to_the_stream(weights, np.arange(7) + 2, (0, 1), branch.behind)
+
+
+def test_terms_of_two_layers_with_others_between_them(llama: Checkpoint) -> None:
+    """A head of layer 3 by its rotated form, on what layer 1 wrote and on the rest of the stream."""
+    tokens = np.array([5, 6, 7, 8, 5, 6])
+    assert_terms_sum_to_the_stream(read_weights(llama), tokens, (1, 3))
+    found, seen = ten_terms(llama, tokens, layers=(1, -1), softmax=False), run(llama, tokens)
+    assert found.writers == tuple(f"1.{h}" for h in range(8))
+    assert np.linalg.norm(found.remainder) <= 1e-10 * np.linalg.norm(found.arrays.sum(axis=0))
+    written, stream, x = seen.outputs[1][0], seen.residuals[3][0], seen.inputs[3][0]
+    branch: Any = read_weights(llama).blocks[6].branches[0]
+    norm, layer = branch.before, branch.layer
+    x1 = written / np.sqrt((stream**2).mean(axis=1, keepdims=True) + norm.eps) * norm.weight
+    sides, last = {True: x1, False: x - x1}, len(tokens) - 1
+    for name, h in (("", 0), ("Q", 5), ("K", 2), ("V", 7), ("QKV", 1)):
+        q, k, v = (sides[letter in name] for letter in "QKV")
+        omegas = [layer.qk(h, last - j).full()[:-1, :-1] for j in range(last + 1)]
+        scores = np.array([layer.scale * q[last] @ omega @ k[j] for j, omega in enumerate(omegas)])
+        want = scores @ v @ layer.ov(h).full()[:-1, :-1]
+        assert_close(found.by_head[found.names.index(name or "second") - 2, h, last], want, factor=1e6)
+    assert_close(found["direct"] + found["first"], stream, factor=1e4)
+    assert_close(found["first"], written, factor=1e4)
+
+
+@pytest.mark.slow
+def test_terms_of_two_layers_of_a_language_model() -> None:
+    folder = smollm2()
+    if folder is None:
+        pytest.skip("SmolLM2 is made by python -m benchmarks.smollm2")
+    assert_terms_sum_to_the_stream(read_weights(open_checkpoint(folder)), np.arange(100, 112), (20, 23))
+
+
 # ------------------------------------------------------------------------------------------------------------ arguments
 
 
-def test_wrong_arguments_are_refused(model: Checkpoint, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(model: Checkpoint) -> None:
     with refused(ValueError, "layer must lie between 0 and 1"):
         split_stream(model, [1, 2], layer=2)
     with refused(ValueError, "tokens must be one sequence, got 2"):
@@ -228,6 +284,10 @@ def test_wrong_arguments_are_refused(model: Checkpoint, tmp_path: Path) -> None:
         OpenLayer(layer_of(), StreamParts(("a",), normal((1, 4, 5))))
     with refused(ValueError, "normalised queries and keys", "numerator"):
         OpenLayer(layer_of(head_norm=HeadNorm(np.ones(2), np.ones(2), 1e-6)), parts_of())
-    tf.GPT2Model(tf.GPT2Config(vocab_size=20, n_positions=8, n_embd=12, n_layer=2, n_head=3)).save_pretrained(tmp_path)
-    with refused(ValueError, "two attention layers and nothing else", "gpt2"):
-        ten_terms(open_checkpoint(tmp_path), [1, 2])
+    for layers, kind, message in (
+        ((1, 0), ValueError, "must be an earlier and a later one, got 1 and 0"),
+        ((0, 2), ValueError, "layers must lie between 0 and 1, got 2"),
+        (1, TypeError, "layers must be two indices, got 1"),
+    ):
+        with refused(kind, "ten_terms: layers must", message):
+            ten_terms(model, [1, 2], layers=layers)  # type: ignore[arg-type]

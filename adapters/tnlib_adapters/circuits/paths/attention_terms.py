@@ -12,21 +12,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_flag, as_position, check_choice, is_one_of
+from tnlib._validate import as_array, as_flag, as_position, check_choice, is_list, is_one_of
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.attention.validation import as_index
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
 from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
-from tnlib_adapters.circuits.paths.stream_parts import StreamParts, split_stream
-from tnlib_adapters.reference.weights import read_weights
+from tnlib_adapters.circuits.paths.stream_parts import StreamParts, n_attention_layers, normed_parts, split_before
+from tnlib_adapters.frozen.frozen_heads import FrozenNorm
+from tnlib_adapters.reference.weights import Weights, as_weights
 
 _LARGEST_TERMS = 2**31  # bytes of all score terms
 Names = Sequence[str] | None
@@ -253,26 +254,27 @@ def pair_effects(
 
 @dataclass(frozen=True, eq=False)
 class TenTerms:
-    """Ten terms of a network of two attention layers, and the softmax remainder.
+    """Ten terms of two attention layers of a model, and the softmax remainder.
 
     Parameters
     ----------
     names
-        Without composition "direct", "first" (layer 0 alone) and "second" (layer 1 alone). "Q", "K", "V": layer 1 reads
-        layer 0 through one side; "QK", "QV", "KV", "QKV": through two or all sides.
+        Without composition "direct" (the stream without both layers), "first" (the first layer alone) and "second" (the
+        second layer alone). "Q", "K", "V": the second layer reads the first through one side; "QK", "QV", "KV", "QKV":
+        through two or all sides.
     arrays
-        (10, n, d_model). The direct term includes the output bias of layer 1.
+        (10, n, d_model). The direct term includes the biases of the output of the second layer.
     by_head
-        (8, heads, n, d_model): the last eight terms, by head of layer 1.
+        (8, heads, n, d_model): the last eight terms, by head of the second layer.
     by_pair
-        (3, writers, heads, n, d_model): "Q", "K" and "V" by pairs of an output of layer 0 and a head of layer 1. With
-        softmax replaced by the identity, or by the path integral, the sum over writers is the term. By ablation this
-        holds for "V"; in "Q" and "K" an entry is the change on removal of that pair alone.
+        (3, writers, heads, n, d_model): "Q", "K" and "V" by pairs of an output of the first layer and a head of the
+        second. With softmax replaced by the identity, or by the path integral, the sum over writers is the term. By
+        ablation this holds for "V"; in "Q" and "K" an entry is the change on removal of that pair alone.
     writers
-        Names of the outputs of layer 0: its heads, and its biases if it has any.
+        Names of the outputs of the first layer: its heads, and its biases if it has any.
     remainder
-        (n, d_model): the final stream minus all ten terms. Zero to roundoff if softmax is replaced by the identity, and
-        the error of the quadrature for the path integral.
+        (n, d_model): the stream after the second layer minus all ten terms. Zero to roundoff if softmax is replaced by
+        the identity, and the error of the quadrature for the path integral.
     """
 
     names: tuple[str, ...]
@@ -290,31 +292,49 @@ class TenTerms:
 
 
 @accepts_models
-def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True, method: Method = "ablation") -> TenTerms:
-    """Decompose the final stream of an attention-only model of two layers into ten terms.
+def ten_terms(
+    model: Checkpoint | Weights,
+    tokens: Array,
+    *,
+    layers: tuple[int, int] = (0, 1),
+    softmax: bool = True,
+    method: Method = "ablation",
+) -> TenTerms:
+    """Decompose the stream after an attention layer into ten terms of this layer and an earlier one.
 
-    The pattern of layer 0 is frozen. Queries, keys and values of layer 1 read the embedding or the output of layer 0:
-    eight terms, one per choice for scores and values.
+    The stream that the second layer reads is the output of the first layer plus the rest: the embedding, and what all
+    other layers before the second write. Queries, keys and values of the second layer read one or the other: eight
+    terms, one per choice for scores and values. The pattern of the first layer and the divisors of all norms are
+    frozen.
 
     Parameters
     ----------
     model
-        Two layers without norms and feed-forward layers.
+        A checkpoint, a transformers model or loaded `Weights`, with one residual stream.
     tokens
         (n,), integers: one sequence.
+    layers
+        Two attention layers, the earlier one first. Effects of the first through layers between them belong to the
+        rest.
     softmax
-        If False, the attention weights of layer 1 are its scores, and the ten terms sum to the output.
+        If False, the attention weights of the second layer are its scores, and the ten terms sum to the output.
     method
         "ablation": under softmax a term is the change when its part of the scores is removed and the pattern
         recomputed, so the ten terms leave a remainder. "path_integral": a term is the part of the pattern that an
         integral of the softmax attributes to its part of the scores (`softmax_attributions`), and the ten terms sum to
-        the output; uniform attention, the pattern of zero scores, is part of "second", and of "V" for values of layer
-        0.
+        the output; uniform attention, the pattern of zero scores, is part of "second", and of "V" for values of the
+        first layer.
+
+    Returns
+    -------
+    TenTerms
+        With the remainder the terms sum to the stream before the second layer plus what this layer writes. This is the
+        final stream of a model of two attention layers without norms.
 
     Raises
     ------
     ArgumentError
-        If the model does not consist of two attention layers.
+        If `layers` are not two attention layers in their order, or the second one normalises queries and keys.
 
     References
     ----------
@@ -329,35 +349,52 @@ def ten_terms(model: Checkpoint, tokens: Array, *, softmax: bool = True, method:
     >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]      # of 7, which followed the first 6
     >>> found.names[logits.argmax()]
     'K'
-    >>> bool(abs(ten_terms(model, [5, 6, 7, 8, 5, 6], method="path_integral").remainder).max() < 1e-9)
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = ten_terms(llama, [5, 6, 7, 8, 5, 6], layers=(1, 3), method="path_integral")
+    >>> bool(abs(found.remainder).max() < 1e-9)
     True
     """
     check_choice("ten_terms", "method", method, get_args(Method))
-    wiring = as_checkpoint("ten_terms", model, "model").wiring
-    if not wiring.is_attention_only or model.n_layers != 2:
-        raise ArgumentError(
-            f"ten_terms: model must have two attention layers and nothing else, got a {wiring.model_type} of "
-            f"{model.n_layers} layers; OpenLayer splits one layer of any model."
-        )
-    weights = read_weights(model)
-    parts = split_stream(weights, tokens, layer=1)
-    attention = weights.blocks[1].branches[0].layer
-    layer = OpenLayer(attention, parts, softmax=softmax)  # type: ignore[arg-type]
-    direct, *writers = parts.names
+    weights = as_weights("ten_terms", model)
+    first, second = _as_two_layers(layers, n_attention_layers(weights))
+    branch: Any
+    branch, stream = split_before("ten_terms", weights, tokens, second)
+    parts = normed_parts(branch.before, stream, second)
+    writers = [name for name in stream if name.startswith(f"{first}.")]
+    rest = [name for name in parts.names if name not in writers]
+    merged = parts.merge({"rest": rest} | {name: [name] for name in writers})
+    layer = OpenLayer(branch.layer, merged, softmax=softmax)
     term = _integrated(layer) if softmax and method == "path_integral" else functools.partial(composed, layer)
     by_head = np.stack([term(letters, writers) for letters in ("", *NAMES[3:])])
     by_pair = np.stack([[term(letter, [writer]) for writer in writers] for letter in "QKV"])
-    bias = 0 if layer.attention.b_O is None else layer.attention.b_O
+    bias = np.zeros(by_head.shape[2:]) + (0 if layer.attention.b_O is None else layer.attention.b_O)
     written = layer.output().sum(axis=0) + bias
-    first = np.sum([parts[writer] for writer in writers], axis=0)
-    arrays = np.concatenate([[parts[direct] + bias, first], by_head.sum(axis=1)])
-    return TenTerms(NAMES, arrays, by_head, by_pair, tuple(writers), parts.total + written - arrays.sum(axis=0))
+    if branch.behind is not None:
+        norm = FrozenNorm.on(branch.behind, written)
+        written, bias = norm.apply(written), norm.apply(bias)
+        by_head, by_pair = norm.linear(by_head), norm.linear(by_pair)
+    of_first = np.sum([stream[name] for name in writers], axis=0)
+    total = np.sum([*stream.values()], axis=0)
+    arrays = np.concatenate([[total - of_first + bias, of_first], by_head.sum(axis=1)])
+    return TenTerms(NAMES, arrays, by_head, by_pair, tuple(writers), total + written - arrays.sum(axis=0))
+
+
+def _as_two_layers(layers: Any, n_layers: int) -> tuple[int, int]:
+    """Return the indices of two attention layers, the earlier one first."""
+    if not is_list(layers) or len(layers) != 2:
+        raise ArgumentTypeError(f"ten_terms: layers must be two indices, got {layers!r:.80}; pass for example (0, 1).")
+    first, second = (as_index("ten_terms", "layers", layer, n_layers) for layer in layers)
+    if first >= second:
+        raise ArgumentError(
+            f"ten_terms: layers must be an earlier and a later one, got {first} and {second}; exchange them."
+        )
+    return first, second
 
 
 def composed(layer: OpenLayer, letters: str, writers: Sequence[str]) -> Array:
-    """Return head outputs (heads, n, d_model) if the sides in `letters` read `writers` and the others the embedding."""
-    embedding = layer.parts.names[:1]
-    return layer.removed(*(writers if letter in letters else embedding for letter in "QKV"))
+    """Return head outputs (heads, n, d_model) if the sides in `letters` read `writers`, the others the rest."""
+    rest = layer.parts.names[:1]
+    return layer.removed(*(writers if letter in letters else rest for letter in "QKV"))
 
 
 def _integrated(layer: OpenLayer) -> Callable[[str, Sequence[str]], Array]:

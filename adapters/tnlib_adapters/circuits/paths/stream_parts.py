@@ -130,22 +130,40 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     StreamParts(4 positions x 64 features: embedding, 0.0, 0.1, 0.2, 0.3, 0.bias)
     """
     weights = as_weights("split_stream", model)
-    batch = weights.embedding(weights.embedding.check("split_stream", tokens, weights.context))  # batch n d
+    index = None if layer is None else as_index("split_stream", "layer", layer, n_attention_layers(weights))
+    branch, parts = split_before("split_stream", weights, tokens, index)
+    return normed_parts(weights.final_norm if branch is None else branch.before, parts, index)
+
+
+def split_before(
+    function: str, weights: Weights, tokens: Array, layer: int | None
+) -> tuple[Branch | None, dict[str, Array]]:
+    """Return an attention layer with its norms, and the parts of the stream before both; None for the final stream."""
+    batch = weights.embedding(weights.embedding.check(function, tokens, weights.context))  # batch n d
     if len(batch) != 1:
         raise ArgumentError(
-            f"split_stream: tokens must be one sequence, got {len(batch)}; split them one after the other."
+            f"{function}: tokens must be one sequence, got {len(batch)}; split them one after the other."
         )
-    n_layers = sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
-    layer_index = None if layer is None else as_index("split_stream", "layer", layer, n_layers)
     parts = {"embedding": batch[0]}
     for block, names in named_blocks(weights.blocks):
         added: dict[str, Array] = {}
         for name, branch in zip(names, block.branches, strict=True):
-            if name == str(layer_index):
-                return _as_parts(_through(branch.before, parts, f"norm {name}"))
+            if name == str(layer):
+                return branch, parts
             added |= _written(branch, parts, name)
         parts = _through(block.after, parts | added, f"norm after {names[-1]}")
-    return _as_parts(_through(weights.final_norm, parts, "norm final"))
+    return None, parts
+
+
+def normed_parts(norm: Norm | None, parts: dict[str, Array], layer: int | None) -> StreamParts:
+    """Return the parts behind the norm before a layer, None for the final norm, with the divisors of their sum."""
+    normed = _through(norm, parts, f"norm {'final' if layer is None else layer}")
+    return StreamParts(tuple(normed), np.stack(list(normed.values())))
+
+
+def n_attention_layers(weights: Weights) -> int:
+    """Return the number of attention layers."""
+    return sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
 
 
 def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Array]:
@@ -173,7 +191,3 @@ def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str,
 
 def _total(parts: dict[str, Array]) -> Array:
     return np.asarray(np.sum(list(parts.values()), axis=0))
-
-
-def _as_parts(parts: dict[str, Array]) -> StreamParts:
-    return StreamParts(tuple(parts), np.stack(list(parts.values())))
