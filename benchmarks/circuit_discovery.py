@@ -6,7 +6,7 @@ python -m benchmarks.circuit_discovery llama        the same in the built-in Lla
 python -m benchmarks.circuit_discovery searches     all searches in the built-in Llama, on short sequences
 python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
 python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
-python -m benchmarks.circuit_discovery ioi          ten terms of two layers of SmolLM2 for an indirect object
+python -m benchmarks.circuit_discovery ioi          terms and singular directions of SmolLM2 for an indirect object
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def head_rows() -> Iterator[str]:
 
 
 def ioi_rows() -> Iterator[str]:
-    """Yield ten terms of layers 20 and 23 of SmolLM2 for an indirect object, as logit differences."""
+    """Yield ten terms of two layers and effects of singular directions of SmolLM2 for an indirect object."""
     from transformers import AutoTokenizer
 
     folder = smollm2("original")
@@ -212,6 +212,20 @@ def ioi_rows() -> Iterator[str]:
     pairs = terms.by_pair[:, :, :, -1] @ readout  # side, writer, head
     side, writer, head = np.unravel_index(np.argmax(np.abs(pairs)), pairs.shape)
     yield f"largest pair: {'QKV'[side]} {terms.writers[writer]} > 23.{head} {pairs[side, writer, head]:.2f}"
+    answer, metric = np.append(tokens, mary), circuits.LogitDifference(np.array([john]))
+    at_end = np.arange(len(answer)) == len(tokens)
+    for layer, head, operator in ((23, 3, "OV"), (23, 0, "OV"), (20, 0, "OV"), (23, 3, "Q"), (23, 0, "Q")):
+        start = time.process_time()
+        effects = circuits.singular_vector_effects(
+            weights,
+            answer,
+            at_end,
+            layer,
+            head,
+            operator=operator,
+            metric=metric,  # type: ignore[arg-type]
+        )
+        yield f"{effects!r}\n{time.process_time() - start:.1f} s"
 
 
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:

@@ -51,6 +51,8 @@ from .heads.induction_heads import Induction as Induction
 from .heads.induction_heads import find_induction as find_induction
 from .heads.score_shares import ScoreShares as ScoreShares
 from .heads.score_shares import score_shares as score_shares
+from .heads.singular_vector_effects import SingularVectorEffects as SingularVectorEffects
+from .heads.singular_vector_effects import singular_vector_effects as singular_vector_effects
 from .heads.singular_vectors import Maximum as Maximum
 from .heads.singular_vectors import SingularVectors as SingularVectors
 from .heads.singular_vectors import TextDirections as TextDirections
