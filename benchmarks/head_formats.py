@@ -2,6 +2,7 @@
 
     python -m benchmarks.smollm2
     python -m benchmarks.head_formats [--write]
+    python -m benchmarks.head_formats --random      layer 23 of SmolLM2 beside random operators
 
 The operators of all heads of a layer, head x input x output without biases, are one array. The error is relative to its
 Frobenius norm, the parameters to those of the two weights. SVD, tensor train, Tucker and CP do not depend on the basis
@@ -23,6 +24,7 @@ import click
 import numpy as np
 import tnlib_adapters
 from tnlib_adapters import Attention, Checkpoint
+from tnlib_adapters.checkpoints import weight_stacks
 
 import tnlib
 from benchmarks.calibrated import folder_of
@@ -158,9 +160,25 @@ def error_at(curve: list[Point], size: float) -> float:
     return float(np.exp(np.interp(size, sizes, np.log(np.maximum(errors, 1e-9)))))
 
 
+def beside_random() -> Iterator[str]:
+    """Yield the errors of formats of the operators of layer 23 of SmolLM2, and those of random operators."""
+    source = smollm2()
+    if source is None:
+        raise SystemExit("head_formats: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    layer = tnlib_adapters.open_checkpoint(source).attention(23)
+    for circuit, distance in (("ov", None), ("qk", 1)):
+        view = weight_stacks.operators(layer, circuit, distance=distance)  # type: ignore[arg-type]
+        table = tnlib_adapters.compare_formats(view.array[:, :-1, :-1], keep=0.1, beside_random=True)
+        yield f"{circuit}: {table!r}"
+
+
 @click.command()
 @click.option("--write", is_flag=True)
-def main(write: bool) -> None:
+@click.option("--random", is_flag=True)
+def main(write: bool, random: bool) -> None:
+    if random:
+        print("\n".join(beside_random()))
+        return
     warnings.simplefilter("ignore", tnlib.ConvergenceWarning)
     warnings.simplefilter("ignore", tnlib.DegenerateCutWarning)
     rows = ["| format | gauge | " + "MiniLM QK | MiniLM OV | SmolLM2 QK | SmolLM2 OV |", "|---|---|---|---|---|---|"]

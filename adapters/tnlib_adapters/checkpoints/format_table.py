@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, ConvergenceWarning, DegenerateCutWarning
 from tnlib._typing import Array
-from tnlib._validate import as_array, is_list, is_one_of
+from tnlib._validate import as_array, as_flag, is_list, is_one_of
 from tnlib_adapters.checkpoints.weight_stacks import View
 from tnlib_adapters.result_table import Columns, Table
 
@@ -23,13 +23,17 @@ _SWEEPS = 20  # of alternating least squares
 
 @dataclass(frozen=True)
 class FormatRow:
-    """One format at the largest size within the limit; `value` is None if rank 1 exceeds it."""
+    """One format at the largest size within the limit; `value` is None if rank 1 exceeds it.
+
+    `random_error` is that of the format for a random array at the same limit, or None.
+    """
 
     format: str
     ranks: tuple[int, ...]
     n_parameters: int
     error: float
     value: Any
+    random_error: float | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +44,7 @@ class FormatTable(Table):
     limit: int  # maximum number of parameters
     rows: tuple[FormatRow, ...]  # ranks, number of parameters and relative Frobenius error of each format
 
-    _FORMATS: ClassVar = {"error": ".4f"}
+    _FORMATS: ClassVar = {"error": ".4f", "random_error": ".4f"}
 
     def __getitem__(self, name: str) -> FormatRow:
         return {row.format: row for row in self.rows}[name]
@@ -52,10 +56,12 @@ class FormatTable(Table):
     def _columns(self, rows: Any) -> Columns:
         chosen = self.rows[rows]
         ranks = [" ".join(map(str, r.ranks)) if r.value is not None else "exceeds the limit at rank 1" for r in chosen]
+        has_random = any(row.random_error is not None for row in self.rows)
         return {
             "format": [row.format for row in chosen],
             "parameters": [row.n_parameters for row in chosen],
             "error": [row.error for row in chosen],
+            **({"random_error": [row.random_error for row in chosen]} if has_random else {}),
             "ranks": ranks,
         }
 
@@ -66,6 +72,7 @@ def compare_formats(
     keep: float,
     formats: Sequence[str] = ("svd", "tensor train", "tucker", "cp"),
     pairs: tuple[Sequence[int], Sequence[int]] | None = None,
+    beside_random: bool = False,
 ) -> FormatTable:
     """Decompose an array in several formats at equal numbers of parameters.
 
@@ -82,6 +89,10 @@ def compare_formats(
         Any of "svd", "tensor train", "tucker" and "cp".
     pairs
         Sizes of the row legs and of the column legs of a matrix; adds a TT-matrix to the table.
+    beside_random
+        Whether the table has the errors of a random array too (`random_error`). Each of its matrices, over the last two
+        legs, has the singular values of that of the array, and random singular vectors (seed 0): a format whose error
+        is no smaller than this one finds nothing that the matrices have in common.
 
     Returns
     -------
@@ -121,6 +132,17 @@ def compare_formats(
             "pass for example pairs=((2, 3), (4, 4))."
         )
     limit = int(keep * x.size)
+    rows = _rows(x, limit, formats, pairs)
+    if as_flag("compare_formats", "beside_random", beside_random):
+        errors = [row.error for row in _rows(_with_random_vectors(x), limit, formats, pairs)]
+        rows = [replace(row, random_error=error) for row, error in zip(rows, errors, strict=True)]
+    title = repr(view)[5:-1] if isinstance(view, View) else " x ".join(map(str, x.shape))
+    return FormatTable(title, limit, tuple(sorted(rows, key=lambda row: row.error)))
+
+
+def _rows(
+    x: Array, limit: int, formats: Sequence[str], pairs: tuple[Sequence[int], Sequence[int]] | None
+) -> list[FormatRow]:
     with warnings.catch_warnings():
         # the table states the error, and the position of a cut in a spectrum does not matter
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -128,8 +150,16 @@ def compare_formats(
         rows = [_FORMATS[name](name, x, limit) for name in formats]
         if pairs is not None:
             rows.append(_by_tolerance("TT-matrix", tnlib.ttm_svd(x, *pairs).value, limit))
-    title = repr(view)[5:-1] if isinstance(view, View) else " x ".join(map(str, x.shape))
-    return FormatTable(title, limit, tuple(sorted(rows, key=lambda row: row.error)))
+    return rows
+
+
+def _with_random_vectors(x: Array) -> Array:
+    """Return an array whose matrices (..., m, n) have the singular values of those of x and random singular vectors."""
+    rng, values = np.random.default_rng(0), np.linalg.svd(x, compute_uv=False)
+    normal = (rng.standard_normal((*x.shape[:-2], size, values.shape[-1])) for size in x.shape[-2:])
+    (u, a), (v, b) = (np.linalg.qr(matrices) for matrices in normal)
+    signs = np.sign(np.diagonal(a * b, axis1=-2, axis2=-1))  # of columns: uniform over all rotations
+    return np.asarray((u * (values * signs)[..., None, :]) @ v.swapaxes(-2, -1), dtype=values.dtype)  # ... m [k] n
 
 
 def _by_tolerance(name: str, exact: Any, limit: int) -> FormatRow:

@@ -9,6 +9,7 @@ import pytest
 from oracles import assert_close, isometry, normal, refused, true_error
 from tnlib_adapters import Attention, View, builtin_path, compare_formats, open_checkpoint
 from tnlib_adapters.checkpoints import weight_stacks as stacks
+from tnlib_adapters.checkpoints.format_table import _with_random_vectors
 from tnlib_adapters.reference.weights import read_weights
 
 import tnlib
@@ -144,6 +145,31 @@ def test_the_format_of_the_array_wins() -> None:
     table = compare_formats(kron, keep=0.1, pairs=((6, 5), (4, 10)))
     assert table.rows[0].format == "TT-matrix"
     assert table.rows[0].error < 1e-12
+
+
+def test_a_random_array_shares_nothing_between_matrices() -> None:
+    """Matrices of one pair of subspaces are a Tucker format; with random ones of the same values they are not."""
+    left, right = isometry(20, 2, seed=1), isometry(24, 2, seed=2)
+    x = left @ normal((3, 5, 2, 2), seed=3) @ right.T
+    table = compare_formats(x, keep=0.1, formats=("tucker", "tensor train", "svd"), beside_random=True)
+    assert table["tucker"].error < 1e-12 < 0.5 < table["tucker"].random_error
+    of_random = _with_random_vectors(x)
+    assert_close(np.linalg.svd(of_random, compute_uv=False), np.linalg.svd(x, compute_uv=False), factor=1e3)
+    again = compare_formats(of_random, keep=0.1, formats=("tucker", "tensor train", "svd"))
+    assert {row.format: row.error for row in again.rows} == {row.format: row.random_error for row in table.rows}
+    lines = repr(table).splitlines()
+    assert "random error" in lines[1]
+    assert "random error" not in repr(again)
+    independent = compare_formats(normal((12, 10, 10)), keep=0.3, formats=("tucker", "cp"), beside_random=True)
+    assert all(row.error == pytest.approx(row.random_error, rel=0.05) for row in independent.rows)
+
+
+def test_a_random_array_is_of_uniformly_random_rotations() -> None:
+    """The mean of an entry of a random rotation of a matrix is 0 with variance |A|^2 / (m n)."""
+    x = np.broadcast_to(np.diag([3.0, 1.0]), (4000, 2, 2))
+    entries = _with_random_vectors(x).reshape(len(x), -1)
+    assert np.abs(entries.mean(axis=0)).max() < 5 * np.sqrt(10 / 4 / len(x))
+    assert np.allclose((entries**2).mean(axis=0), 10 / 4, rtol=0.1)
 
 
 def test_the_table_is_printed() -> None:
