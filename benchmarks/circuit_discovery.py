@@ -6,7 +6,7 @@ python -m benchmarks.circuit_discovery llama        the same in the built-in Lla
 python -m benchmarks.circuit_discovery searches     all searches in the built-in Llama, on short sequences
 python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
 python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
-python -m benchmarks.circuit_discovery ioi          terms and singular directions of SmolLM2 for an indirect object
+python -m benchmarks.circuit_discovery ioi          terms, singular directions and head loadings of SmolLM2
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 import numpy as np
-from tnlib_adapters import builtin_path, circuits, open_checkpoint
+from tnlib_adapters import builtin_path, circuits, freeze, open_checkpoint
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
@@ -191,7 +191,7 @@ def head_rows() -> Iterator[str]:
 
 
 def ioi_rows() -> Iterator[str]:
-    """Yield ten terms of two layers and effects of singular directions of SmolLM2 for an indirect object."""
+    """Yield ten terms, effects of singular directions and head loadings of SmolLM2 for an indirect object."""
     from transformers import AutoTokenizer
 
     folder = smollm2("original")
@@ -226,6 +226,10 @@ def ioi_rows() -> Iterator[str]:
             metric=metric,  # type: ignore[arg-type]
         )
         yield f"{effects!r}\n{time.process_time() - start:.1f} s"
+    start = time.process_time()
+    contributions = circuits.logit_contributions(freeze(weights, tokens), direction=difference)
+    loadings = circuits.head_loadings(contributions, 1, layer=20)
+    yield f"{loadings!r}\n{time.process_time() - start:.1f} s"
 
 
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:

@@ -1,3 +1,5 @@
+from .attribution.head_loadings import HeadLoadings as HeadLoadings
+from .attribution.head_loadings import head_loadings as head_loadings
 from .attribution.query_key_attributions import PairAttribution as PairAttribution
 from .attribution.query_key_attributions import QKAttributions as QKAttributions
 from .attribution.query_key_attributions import ScoreAttribution as ScoreAttribution
