@@ -26,6 +26,7 @@ OF_ONE_STREAM = [
     (circuits.subspace_overlaps, ("O", "K")),
     (circuits.split_stream, (TOKENS,)),
     (circuits.edge_effects, (TOKENS, MASK)),
+    (circuits.singular_vector_effects, (TOKENS, MASK, 0, 0)),
     (circuits.qk_attributions, (TOKENS,)),
     (circuits.find_induction, ()),
     (circuits.read_head, (2, 0)),

@@ -206,7 +206,8 @@ def _operator(function: str, layer: Attention, operator: Operator) -> LowRank:
             f"{function}: operator must be 'OV', 'Q' or 'K' for this model, got 'QK', which is no one operator with "
             f"{why}; choose 'Q' or 'K'."
         )
-    right = {"OV": layer.W_O[0], "QK": layer.with_bias("K", 0).T}.get(operator, np.eye(layer.d_head))
+    identity = np.eye(layer.d_head, dtype=layer.W_Q.dtype)
+    right = {"OV": layer.W_O[0], "QK": layer.with_bias("K", 0).T}.get(operator, identity)
     return LowRank(layer.with_bias(_PROJECTION[operator], 0), right)
 
 
