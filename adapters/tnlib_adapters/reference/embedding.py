@@ -67,24 +67,7 @@ class TokenEmbedding:
 
         `parameter` is their name in messages.
         """
-        if isinstance(tokens, str):
-            raise ArgumentTypeError(
-                f"{function}: {parameter} must be token numbers, got the text {tokens!r:.60}; pass tokenizer(text)."
-            )
-        a = to_numpy(function, parameter, _input_ids(function, parameter, tokens))
-        if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
-            raise ArgumentError(
-                f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape "
-                f"{a.shape}; pass the input_ids of the tokenizer."
-            )
-        a = np.atleast_2d(a)
-        vocab = len(self.tokens)
-        if a.min() < 0 or a.max() >= vocab:
-            outside = a[(a < 0) | (a >= vocab)][0]
-            raise ArgumentError(
-                f"{function}: {parameter} must lie between 0 and {vocab - 1}, got {outside}; "
-                "use the tokenizer that belongs to the model."
-            )
+        a = np.atleast_2d(as_token_ids(function, tokens, len(self.tokens), parameter))
         if context is not None and a.shape[1] > context:
             raise ArgumentError(
                 f"{function}: {parameter} must hold at most {context} per sequence, as many as the model has positions"
@@ -93,16 +76,32 @@ class TokenEmbedding:
         return a
 
 
-def _input_ids(function: str, parameter: str, tokens: Any) -> Any:
-    """Return the token numbers of a BatchEncoding, anything else as it is; refuse padding."""
-    if not isinstance(tokens, Mapping) or "input_ids" not in tokens:
-        return tokens
-    if "attention_mask" in tokens and not to_numpy(function, parameter, tokens["attention_mask"]).all():
-        raise ArgumentError(
-            f"{function}: {parameter} must be without padding, got an attention_mask with zeros; pass sequences of one "
-            "length."
+def as_token_ids(function: str, tokens: Any, vocab: int | None, parameter: str = "tokens") -> Array:
+    """Return token numbers (n,) or (batch, n), validated, also of a BatchEncoding; any number if `vocab` is None."""
+    if isinstance(tokens, Mapping) and "input_ids" in tokens:
+        if "attention_mask" in tokens and not to_numpy(function, parameter, tokens["attention_mask"]).all():
+            raise ArgumentError(
+                f"{function}: {parameter} must be without padding, got an attention_mask with zeros; pass sequences of "
+                "one length."
+            )
+        tokens = tokens["input_ids"]
+    a = to_numpy(function, parameter, tokens)
+    if a.dtype.kind == "U":
+        raise ArgumentTypeError(
+            f"{function}: {parameter} must be token numbers, got the text {str(a.flat[0])!r:.60}; pass "
+            'tokenizer(text)["input_ids"].'
         )
-    return tokens["input_ids"]
+    if a.dtype.kind not in "iu" or a.ndim not in (1, 2) or a.size == 0:
+        raise ArgumentError(
+            f"{function}: {parameter} must be integers of shape (n,) or (batch, n), got {a.dtype} of shape {a.shape}; "
+            "pass the input_ids of the tokenizer."
+        )
+    if vocab is not None and (a.min() < 0 or a.max() >= vocab):
+        raise ArgumentError(
+            f"{function}: {parameter} must lie between 0 and {vocab - 1}, got {a[(a < 0) | (a >= vocab)][0]}; "
+            "use the tokenizer that belongs to the model."
+        )
+    return a
 
 
 @dataclass(frozen=True)

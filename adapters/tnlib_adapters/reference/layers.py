@@ -182,17 +182,25 @@ class Norm:
 
     def centre(self, x: Array) -> Array:
         """Return the rows minus their means for LayerNorm, unchanged for RMSNorm."""
-        return x - x.mean(-1, keepdims=True) if self.centred else x
+        return x - _row_means(x) if self.centred else x
 
     def divisors(self, centred: Array) -> Array:
         """Return the divisors (..., 1) of centred rows (..., d_model)."""
         if isinstance(centred, np.ndarray):
-            mean_square = (centred * centred).mean(-1, keepdims=True)
+            mean_square = _row_means(centred * centred)
         else:  # whose gradient takes one array of the size of x, and that of the squares four
             lengths = namespace_of(centred).linalg.vector_norm(centred, axis=-1, keepdims=True)
             mean_square = lengths * lengths / centred.shape[-1]
         roots: Array = (mean_square + self.eps) ** 0.5
         return roots
+
+
+def _row_means(x: Array) -> Array:
+    """Return the means (..., 1) over the last axis, in double precision: numpy adds one by one in Fortran order."""
+    if not isinstance(x, np.ndarray):
+        return x.mean(-1, keepdims=True)
+    means: Array = x.mean(-1, keepdims=True, dtype=np.float64).astype(x.dtype, copy=False)
+    return means
 
 
 def normed(norm: Norm | None, x: Array) -> Array:
@@ -287,18 +295,20 @@ class Unembedding:
     def log_partitions(self, x: Array) -> Array:
         """Return the logarithm of the sum of exp(logits) over the vocabulary, (t,), of hidden states (t, d_model).
 
-        Blocks of the vocabulary bound the memory.
+        Summed in double precision, because numpy adds one by one in the Fortran order of the logits. Blocks of the
+        vocabulary bound the memory.
         """
         weight, bias = self.affine.weight, self.affine.bias
-        largest, sums = np.full((len(x), 1), -np.inf, x.dtype), np.zeros((len(x), 1), x.dtype)
+        largest, sums = np.full((len(x), 1), -np.inf, x.dtype), np.zeros((len(x), 1))
         for start in range(0, weight.shape[1], _BLOCK):
             block = slice(start, start + _BLOCK)
             logits = self._capped(Affine(weight[:, block], None if bias is None else bias[block])(x))  # t [d] token
             new = np.maximum(largest, logits.max(axis=1, keepdims=True))
             logits -= new
-            sums = sums * np.exp(largest - new) + np.exp(logits, out=logits).sum(axis=1, keepdims=True)
+            sums *= np.exp(largest - new)
+            sums += np.exp(logits, out=logits).sum(axis=1, keepdims=True, dtype=np.float64)
             largest = new
-        return np.asarray((largest + np.log(sums))[:, 0])
+        return np.asarray((largest + np.log(sums))[:, 0], x.dtype)
 
     def _capped(self, logits: Array) -> Array:
         return soft_capped(logits, self.cap)

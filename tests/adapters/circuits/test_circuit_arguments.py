@@ -43,6 +43,33 @@ OF_ONE_STREAM = [
 ]
 
 
+# functions of tokens, by their name of these
+OF_TOKENS: dict[str, tuple[str, Callable[[Checkpoint, Any], Any]]] = {
+    "bigrams": ("tokens", lambda model, ids: circuits.bigrams(model, ids).successors),
+    "find_induction": ("text", lambda model, ids: circuits.find_induction(model, n=2, length=8, text=ids).effect),
+    "pattern_scores": (
+        "tokens",
+        lambda model, ids: circuits.pattern_scores(run(model, TOKENS).patterns, ids).induction,
+    ),
+    "score_shares": ("tokens", lambda model, ids: circuits.score_shares(model, 0, 3, tokens=ids).shares),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OF_TOKENS))
+def test_tokens_are_those_of_a_tokenizer(model: Checkpoint, name: str) -> None:
+    parameter, function = OF_TOKENS[name]
+    expected = function(model, TOKENS)
+    mask = np.ones_like(TOKENS)
+    for ids in ({"input_ids": TOKENS.tolist(), "attention_mask": mask}, TOKENS[None], TOKENS.astype(np.uint8)):
+        assert np.array_equal(function(model, ids), expected, equal_nan=True)
+    with refused(TypeError, f"{name}: {parameter} must be token numbers, got the text 'some'", '["input_ids"]'):
+        function(model, "some")
+    with refused(ValueError, f"{name}: {parameter} must be without padding"):
+        function(model, {"input_ids": TOKENS, "attention_mask": 0 * mask})
+    with refused(ValueError, f"{name}: {parameter} must be integers"):
+        function(model, TOKENS + 0.5)
+
+
 @pytest.fixture(scope="module")
 def seen(model: Checkpoint) -> Forward:
     return run(model, TOKENS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tnlib_adapters import Attention, Checkpoint, Rotary, open_checkpoint
 from tnlib_adapters.attention.norms import HeadNorm
 from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.circuits import OpenLayer, StreamParts, pair_effects, split_stream, ten_terms
+from tnlib_adapters.circuits.paths import attention_terms
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 
@@ -110,7 +112,27 @@ def test_scores_split_by_pairs_of_parts(name: str) -> None:
     one = OpenLayer(layer, parts.merge({"direct": ["a"], "through": ["b", "c"]}))
     assert one.score_terms().shape == (2, 2, 4, 5, 5)
     assert_close(one.score_terms(head=3, query=-1), one.score_terms()[:, :, 3:4, 4:5], factor=10)
+    some = one.pattern_terms(head=3, query=-1)
+    assert_close(some.terms, one.pattern_terms().terms[:, 3:4, 4:5], factor=1e4)
+    assert_close(some.baseline + some.terms.sum(axis=0), one.pattern()[3:4, 4:5], factor=1e6)
     assert_close(one.scores(["direct"], ["through"]), found.scores(["a"], ["b", "c"]), factor=1e3)
+
+
+def test_terms_of_one_head_and_query_take_their_own_memory_alone(
+    model: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = np.arange(96)
+    layer = OpenLayer(model.attention(1), split_stream(model, tokens, layer=1))
+    whole = layer.scores().nbytes  # also computes queries and keys, once
+    tracemalloc.start()
+    layer.pattern_terms(head=1, query=5)
+    assert tracemalloc.get_traced_memory()[1] < 2.5 * whole < 36 * whole
+    tracemalloc.stop()
+    monkeypatch.setattr(attention_terms, "_LARGEST_TERMS", 10**6)
+    for name in ("score_terms", "pattern_terms"):
+        with refused(ValueError, f"OpenLayer.{name}: terms must take at most", "pass head and query"):
+            getattr(layer, name)()
+        getattr(layer, name)(head=1, query=5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -15,7 +15,7 @@ from oracles import assert_close, refused, unchanged
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Unembedding
+from tnlib_adapters.reference.layers import ACTIVATIONS, Affine, Norm, Unembedding
 from tnlib_adapters.reference.model import Forward, loss, run
 from tnlib_adapters.reference.weights import Weights, read_weights
 
@@ -68,6 +68,23 @@ def test_log_partitions_over_blocks_of_the_vocabulary(cap: float | None) -> None
     x, tokens = rng.standard_normal((5, 8)), np.array([0, 4095, 4096, 8999, 17])
     chosen = np.take_along_axis(log_softmax(unembed(x)), tokens[:, None], axis=1)[:, 0]
     assert_close(unembed.logits_of(x, tokens) - unembed.log_partitions(x), chosen, factor=1e3)
+
+
+def test_one_large_entry_beside_thousands_in_single_precision() -> None:
+    """Rows of layers are in Fortran order, where numpy adds one by one: a large first term hides small ones."""
+    rng = np.random.default_rng(0)
+    logits, stream = rng.standard_normal((4, 4096)), rng.standard_normal((4, 4096))
+    logits[:, 0], stream[:, 0] = 20, 5000
+    single, double = (
+        Unembedding(Affine(np.eye(4096, dtype=dtype), None), None).log_partitions(logits.astype(dtype))
+        for dtype in (np.float32, np.float64)
+    )
+    assert np.abs(single - double).max() <= 2e-6
+    one, other = (
+        Norm(np.ones(4096, dtype), None, 1e-5)(np.asfortranarray(stream, dtype)) for dtype in (np.float32, np.float64)
+    )
+    assert single.dtype == one.dtype == np.float32
+    assert np.abs(one / other - 1)[:, 0].max() <= 1e-6
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_pytorch_tanh"])
@@ -172,7 +189,6 @@ def test_weights_are_read_once_for_many_batches(weights: Weights, monkeypatch: p
         ([0, -1], ("between 0 and 127", "got -1")),
         ([0.0, 1.0], ("integers", "float64")),
         ([True, False], ("integers", "bool")),
-        (["a"], ("integers", "<U1")),
         ([], ("shape (0,)",)),
         (3, ("shape ()",)),
         (np.zeros((2, 0), int), ("shape (2, 0)",)),
@@ -243,7 +259,7 @@ def test_what_a_tokenizer_returns_is_read_and_text_is_not(llama: Any) -> None:
     want = run(llama, one["input_ids"]).hidden
     assert np.array_equal(run(llama, one).hidden, want)
     assert np.array_equal(run(llama, tokenizer("The list is sorted.", return_tensors="np")).hidden, want)
-    with refused(TypeError, "run: tokens must be token numbers", "'some text'", "tokenizer(text)"):
+    with refused(TypeError, "run: tokens must be token numbers", "'some text'", 'tokenizer(text)["input_ids"]'):
         run(llama, "some text")  # type: ignore[arg-type]
     rows = [ids + [0] * (8 - len(ids)) for ids in both["input_ids"]]
     masked = {"input_ids": rows, "attention_mask": [[int(k < len(ids)) for k in range(8)] for ids in both["input_ids"]]}

@@ -36,7 +36,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import heat_image
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list, to_numpy
+from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
@@ -50,7 +50,7 @@ from tnlib_adapters.circuits.effective_head import (
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.frozen.frozen_stack import Head
-from tnlib_adapters.reference.embedding import TokenEmbedding
+from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
 from tnlib_adapters.reference.model import Forward, run
 from tnlib_adapters.reference.weights import Weights, as_weights
 from tnlib_adapters.result_table import HeadTable, descending
@@ -108,7 +108,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     patterns
         Per layer (batch, heads, n, n) or, for one sequence, (heads, n, n), for example `run(model, tokens).patterns`.
     tokens
-        (batch, n) or (n,), integers: the input tokens of the patterns.
+        (batch, n) or (n,), integers, or what a tokenizer returned: the input tokens of the patterns.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
             f"pattern_scores: patterns must be a list of arrays, one per layer, got {type(patterns).__name__}; "
             "pass run(model, tokens).patterns."
         )
-    rows = np.atleast_2d(to_numpy("pattern_scores", "tokens", tokens))
+    rows = np.atleast_2d(as_token_ids("pattern_scores", tokens, None))
     layers = [_four_legs(as_array("pattern_scores", "patterns", layer)) for layer in patterns]
     expected = (len(rows), rows.shape[1], rows.shape[1])
     for k, layer in enumerate(layers):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_real_dtype, as_rng, to_numpy
+from tnlib._validate import as_count, as_real_dtype, as_rng
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.arguments import head_name
@@ -28,7 +28,7 @@ from tnlib_adapters.circuits.heads.head_detectors import induction_targets, patt
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.frozen.frozen_stack import Head
-from tnlib_adapters.reference.embedding import TokenEmbedding
+from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import HeadTable, descending
@@ -149,8 +149,8 @@ def find_induction(
         Tokens of the segment, which is followed by itself. None: 24, and for attention-only models segments of random
         length at random offsets.
     text
-        (m,), tokens from which segments are drawn. None: random tokens, which are unlike the training text of most
-        models, so that effects are smaller.
+        (m,), integers, or what a tokenizer returned: segments are drawn from these tokens. None: random tokens, which
+        are unlike the training text of most models, so that effects are smaller.
     rng
         Seed or generator for the samples.
     dtype
@@ -302,15 +302,14 @@ def segments_twice(
     if text is None:
         segments = rng.integers(0, vocab, (n, length))
     else:
-        tokens = to_numpy(function, "text", text)
-        if tokens.dtype.kind not in "iu" or tokens.ndim != 1 or len(tokens) < length:
+        tokens = np.atleast_2d(as_token_ids(function, text, vocab, "text"))
+        if len(tokens) != 1 or tokens.shape[1] < length:
             raise ArgumentError(
-                f"{function}: text must be at least {length} token numbers, (m,), got {tokens.dtype} of shape "
-                f"{tokens.shape}; pass the input_ids of a text."
+                f"{function}: text must be one text of at least {length} tokens, got shape {tokens.shape}; pass a "
+                "longer one, or a smaller length."
             )
-        weights.embedding.check(function, tokens, None, "text")  # type: ignore[call-arg]
-        starts = rng.integers(0, len(tokens) - length, n, endpoint=True)
-        segments = tokens[starts[:, None] + np.arange(length)]
+        starts = rng.integers(0, tokens.shape[1] - length, n, endpoint=True)
+        segments = tokens[0, starts[:, None] + np.arange(length)]
     tokens = np.tile(segments, (1, 2))
     return tokens, np.broadcast_to(np.arange(2 * length) > length, tokens.shape).copy()
 

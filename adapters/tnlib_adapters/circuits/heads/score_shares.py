@@ -22,9 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import to_numpy
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.effective_head import (
@@ -34,6 +32,7 @@ from tnlib_adapters.circuits.effective_head import (
     stream_head,
 )
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.reference.embedding import as_token_ids
 from tnlib_adapters.result_table import Columns, Table
 
 QUERY = ("common", "token", "position")
@@ -211,12 +210,5 @@ def _moments(rows: Array, weights: Array) -> tuple[Array, Array]:
 def _weights(tokens: Array | None, vocab: int) -> Array:
     if tokens is None:
         return np.full(vocab, 1 / vocab)
-    a = np.atleast_1d(to_numpy("score_shares", "tokens", tokens)).ravel()
-    numbers = bool(a.size) and a.dtype.kind in "iu"
-    if not numbers or a.min() < 0 or a.max() >= vocab:
-        raise ArgumentError(
-            f"score_shares: tokens must be integers from 0 to {vocab - 1}, got {a.dtype} of shape {a.shape}"
-            f"{f' from {a.min()} to {a.max()}' if numbers else ''}; use the tokenizer that belongs to the model."
-        )
-    counts = np.bincount(a.astype(np.int64), minlength=vocab)
+    counts = np.bincount(as_token_ids("score_shares", tokens, vocab).ravel().astype(np.int64), minlength=vocab)
     return np.asarray(counts / counts.sum())

@@ -127,20 +127,35 @@ class OpenLayer:
         With `head`, of this head alone, one in place of heads; with `query`, of this position alone, one in place of
         the first n. ArgumentError is raised if they take more than 2 GiB.
         """
-        names, heads, n = self.parts.names, self.attention.n_heads, self.parts.arrays.shape[1]
-        of_heads = slice(None) if head is None else [as_position("OpenLayer.score_terms", "head", head, heads, "heads")]
-        of_queries = (
-            slice(None) if query is None else [as_position("OpenLayer.score_terms", "query", query, n, "positions")]
+        heads, queries = self._chosen("OpenLayer.score_terms", head, query)
+        q, k, _ = self._sides
+        q, k = q[heads][:, :, queries], self.attention.repeated(k)[heads]  # h part m dh, h part n dh
+        keys = self.attention.scale * k.transpose(1, 0, 3, 2)  # part h dh n
+        terms = np.empty((q.shape[1], len(keys), len(heads), len(queries), k.shape[2]), q.dtype)
+        for part, out in enumerate(terms):
+            np.matmul(q[:, part], keys, out=out)  # part' h m [dh] n
+        offsets = self.attention.offsets(queries[:, None] - np.arange(k.shape[2]))
+        if offsets is not None:
+            terms[0, 0] += offsets[heads]
+        return terms
+
+    def _chosen(self, function: str, head: int | None, query: int | None) -> tuple[Array, Array]:
+        """Return the heads and the query positions, all for None, whose terms fit into memory."""
+        n_parts, n, _ = self.parts.arrays.shape
+        heads, queries = (
+            np.arange(size) if at is None else np.array([as_position(function, name, at, size, several)])
+            for name, at, size, several in (
+                ("head", head, self.attention.n_heads, "heads"),
+                ("query", query, n, "positions"),
+            )
         )
-        n_bytes = 8 * len(names) ** 2 * (heads if head is None else 1) * n * (n if query is None else 1)
+        n_bytes = 8 * n_parts**2 * len(heads) * len(queries) * n
         if n_bytes > _LARGEST_TERMS:
             raise ArgumentError(
-                f"OpenLayer.score_terms: terms must take at most {_LARGEST_TERMS / 2**30:.0f} GiB, got "
-                f"{n_bytes / 2**30:.1f} GiB for {len(names)} parts; pass head and query, or merge parts by "
-                "StreamParts.merge."
+                f"{function}: terms must take at most {_LARGEST_TERMS / 2**30:.0f} GiB, got {n_bytes / 2**30:.1f} GiB "
+                f"for {n_parts} parts; pass head and query, or merge parts by StreamParts.merge."
             )
-        rows = (np.stack([self.scores([a], [b])[of_heads][:, of_queries] for b in names]) for a in names)
-        return np.stack(list(rows))
+        return heads, queries
 
     def pattern(self, scores: Array | None = None) -> Array:
         """Return the attention weights (heads, n, n) for scores (heads, n, n), by default those of all parts."""
@@ -158,11 +173,14 @@ class OpenLayer:
         a = self.pattern() if pattern is None else self._of_heads("output", "pattern", pattern)
         return self.attention.head_outputs(a, v)
 
-    def pattern_terms(self, *, rtol: float = 1e-10) -> SoftmaxAttributions:
+    def pattern_terms(
+        self, *, head: int | None = None, query: int | None = None, rtol: float = 1e-10
+    ) -> SoftmaxAttributions:
         """Return the pattern as uniform attention plus one term per pair of parts, by a path integral of the softmax.
 
-        The `terms` (query parts * key parts, heads, n, n) are in the order of `score_terms`, query part first. Memory
-        grows with the square of the number of parts: merge parts by `StreamParts.merge` in models of many heads.
+        The `terms` (query parts * key parts, heads, n, n) are in the order of `score_terms`, query part first, and
+        restricted by `head` and `query` in the same way. Memory grows with the square of the number of parts: merge
+        parts by `StreamParts.merge` in models of many heads.
 
         Examples
         --------
@@ -179,10 +197,11 @@ class OpenLayer:
                 "OpenLayer.pattern_terms: softmax must be True, because scores are the pattern without it, got False; "
                 "use score_terms."
             )
-        scores = self.score_terms()
-        terms = scores.reshape(-1, *scores.shape[2:])  # pair h n n
-        cap = self.attention.softcap
-        return softmax_attributions(terms, self.attention.mask(terms.shape[-1]), softcap=cap, rtol=rtol)
+        _, queries = self._chosen("OpenLayer.pattern_terms", head, query)
+        scores = self.score_terms(head=head, query=query)
+        terms = scores.reshape(-1, *scores.shape[2:])  # pair h m n
+        visible = self.attention.mask(terms.shape[-1])[queries]
+        return softmax_attributions(terms, visible, softcap=self.attention.softcap, rtol=rtol)
 
     def removed(self, query: Names = None, key: Names = None, value: Names = None) -> Array:
         """Return the change of the head outputs due to a score term, (heads, n, d_model).

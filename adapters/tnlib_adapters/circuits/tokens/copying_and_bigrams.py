@@ -20,11 +20,12 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_rng, to_numpy
+from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
+from tnlib_adapters.reference.embedding import as_token_ids
 from tnlib_adapters.result_table import Columns, Table
 
 _CELLS = 1 << 23  # logits in memory at a time
@@ -267,8 +268,8 @@ def bigrams(
     model
         A checkpoint or transformers model with an unembedding.
     tokens
-        (n,), integers: the current tokens. None: every token, at vocab^2 d_model multiplications and no additional
-        memory.
+        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, at vocab^2 d_model
+        multiplications and no additional memory.
     k
         Number of successors.
     vocabulary
@@ -304,7 +305,7 @@ def bigrams(
         )
     if as_count("bigrams", "k", k) > len(words):
         raise ArgumentError(f"bigrams: k must be at most {len(words)}, the count of tokens, got {k}; choose a smaller.")
-    chosen = np.arange(len(words)) if tokens is None else _as_tokens(tokens, len(words))
+    chosen = np.arange(len(words)) if tokens is None else as_token_ids("bigrams", tokens, len(words)).ravel()
     successors, probabilities = np.empty((len(chosen), k), np.int64), np.empty((len(chosen), k))
     block = max(1, _CELLS // len(words))
     for start in range(0, len(chosen), block):
@@ -330,18 +331,3 @@ def _likeliest(logits: Array, k: int) -> tuple[Array, Array]:
     top = sizes[:, :1]
     total = np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64)
     return near, np.exp((sizes - top).astype(np.float64)) / total
-
-
-def _as_tokens(tokens: Array, vocab: int) -> Array:
-    a = np.atleast_1d(to_numpy("bigrams", "tokens", tokens))
-    if a.dtype.kind not in "iu" or a.ndim != 1:
-        raise ArgumentError(
-            f"bigrams: tokens must be integers of shape (n,), got {a.dtype} of shape {a.shape}; "
-            "pass the numbers of the tokenizer."
-        )
-    if a.size and (a.min() < 0 or a.max() >= vocab):
-        raise ArgumentError(
-            f"bigrams: tokens must lie between 0 and {vocab - 1}, got {a[(a < 0) | (a >= vocab)][0]}; "
-            "use the tokenizer that belongs to the model."
-        )
-    return a.astype(np.int64)

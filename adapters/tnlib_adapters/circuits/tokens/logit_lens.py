@@ -112,7 +112,7 @@ def logit_lens(model: Checkpoint | Weights, tokens: ArrayLike, *, k: int = 3) ->
         order = np.argsort(-np.take_along_axis(log_p, first, axis=1), axis=1, kind="stable")
         best.append(np.take_along_axis(first, order, axis=1))
         sizes.append(np.take_along_axis(log_p, best[-1], axis=1))
-        divergences.append((np.exp(final) * (final - log_p)).sum(axis=1))
+        divergences.append((np.exp(final) * (final - log_p)).sum(axis=1, dtype=np.float64))
     names = token_names(model.folder.path, "logit_lens") if isinstance(model, Checkpoint) else None
     labels = ("embedding", *(", ".join(block.names) for block in frozen.blocks))
     return LogitLens(labels, np.stack(best), np.stack(sizes), np.stack(divergences), names or {})

@@ -150,7 +150,7 @@ def test_models_that_are_refused(opened: Any) -> None:
         find_induction(model, n=1)
     with refused(ValueError, "find_induction: length must be at most 48, half the context of the model, got 49"):
         find_induction(model, length=49)
-    with refused(ValueError, "find_induction: text must be at least 24 token numbers"):
+    with refused(ValueError, "find_induction: text must be one text of at least 24 tokens, got shape (1, 3)"):
         find_induction(model, text=[1, 2, 3])
     with refused(ValueError, "find_induction: text must lie between 0 and 127"):
         find_induction(model, text=np.full(50, 500))
