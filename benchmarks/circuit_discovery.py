@@ -170,9 +170,9 @@ def head_rows() -> Iterator[str]:
         raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
     model, tokenizer = open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
     yield "copying: head | embeddings | first layer"
-    copying = [circuits.copying_scores(model, inputs=inputs) for inputs in ("embeddings", "first layer")]
-    for layer, head in ((23, 0), (23, 1), (23, 7), (29, 1)):
-        yield f"{layer}.{head} | " + " | ".join(f"{scores[layer, head]:.2f}" for scores in copying)
+    copying = circuits.copying_scores(model)
+    for at in ((23, 0), (23, 1), (23, 7), (29, 1)):
+        yield f"{at[0]}.{at[1]} | {copying.embeddings[at]:.2f} | {copying.first_layer[at]:.2f}"
     texts = ((HERE / f"prose_{name}.txt").read_text(encoding="utf-8") for name in ("calibration", "held_out"))
     first, second = (np.array(tokenizer(text)["input_ids"][:256]) for text in texts)
     patterns = circuits.pattern_scores(run(model, second[None]).patterns, second[None]).previous

@@ -116,7 +116,7 @@ def cases(folder: str) -> Iterator[Case]:
         return lens.all_composition_scores("K").scores.numpy()
 
     def copying(_: np.ndarray) -> np.ndarray:
-        return circuits.copying_scores(checkpoint)
+        return circuits.copying_scores(checkpoint, inputs="embeddings").embeddings
 
     def their_copying(_: np.ndarray) -> np.ndarray:
         from transformer_lens import FactoredMatrix

@@ -110,13 +110,17 @@ class HeadTable(Table):
 
     _SCORES: ClassVar[tuple[str, ...]]
 
+    def _scores(self) -> dict[str, Array]:
+        """Return the scores that were computed, by name."""
+        return {name: getattr(self, name) for name in self._SCORES if getattr(self, name) is not None}
+
     def _columns(self, rows: Any) -> Columns:
-        scores: dict[str, Array] = {name: getattr(self, name) for name in self._SCORES}
-        layer, head = np.indices(scores[self._SCORES[0]].shape).reshape(2, -1)[:, rows]
+        scores = self._scores()
+        layer, head = np.indices(next(iter(scores.values())).shape).reshape(2, -1)[:, rows]
         return {"layer": layer, "head": head} | {name: values.ravel()[rows] for name, values in scores.items()}
 
     def _printed(self) -> Array:
-        return np.unique([descending(getattr(self, name), _EACH) for name in self._SCORES])
+        return np.unique([descending(values, _EACH) for values in self._scores().values()])
 
 
 def _cell(value: Any, spec: str) -> str:

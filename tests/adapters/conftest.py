@@ -109,6 +109,19 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """SmolLM2-135M-Instruct, where `python -m benchmarks.smollm2` has written it."""
+    from tnlib_adapters import open_checkpoint
+
+    from benchmarks.smollm2 import smollm2
+
+    folder = smollm2()
+    if folder is None:
+        pytest.skip("SmolLM2 is an optional download")
+    return open_checkpoint(folder)
+
+
+@pytest.fixture(scope="session")
 def llama() -> Any:
     """The built-in Llama of four layers, with grouped heads."""
     from tnlib_adapters import builtin_path, open_checkpoint

@@ -84,6 +84,7 @@ from .paths.strongest_paths import StrongestPaths as StrongestPaths
 from .paths.strongest_paths import strongest_paths as strongest_paths
 from .tokens.copying_and_bigrams import Bigrams as Bigrams
 from .tokens.copying_and_bigrams import Copying as Copying
+from .tokens.copying_and_bigrams import CopyingScores as CopyingScores
 from .tokens.copying_and_bigrams import bigrams as bigrams
 from .tokens.copying_and_bigrams import copying as copying
 from .tokens.copying_and_bigrams import copying_scores as copying_scores

@@ -202,7 +202,7 @@ def read_heads(
     copying = None
     if words is not None and words.ends_in_logits:
         if len(words) * checkpoint.sizes.d_model**2 <= MOST_COPIED:
-            copying = copying_scores(checkpoint, inputs=words)
+            copying = copying_scores(checkpoint, inputs=words).embeddings
         else:
             notes.append("Copying is not measured: the vocabulary is large.")
     progress("reading tokens", 2, 3)

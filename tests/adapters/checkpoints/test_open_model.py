@@ -75,7 +75,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "subspace_overlaps": lambda m: circuits.subspace_overlaps(m, "O", "V").overlaps,
     "repeat_scores": lambda m: circuits.repeat_scores(m, length=8).previous,
     "weight_scores": lambda m: circuits.weight_scores(m).previous,
-    "copying_scores": lambda m: circuits.copying_scores(m),
+    "copying_scores": lambda m: circuits.copying_scores(m).first_layer,
     "bigrams": lambda m: circuits.bigrams(m, k=1).successors,
     "fold": lambda m: tnlib_adapters.fold(m).checkpoint.attention(1).W_Q,
     "heads": lambda m: weight_stacks.heads(m, "V").array,

@@ -54,7 +54,8 @@ class Induction(HeadTable):
         K-composition score with the previous-token head, as a multiple of chance; NaN up to and including its layer,
         and for models whose queries and keys are normalised.
     copying
-        Eigenvalue copying score of the circuit from tokens to logits, from -1 to 1.
+        Eigenvalue copying score of the circuit from embeddings to logits, from -1 to 1; see `copying_scores` for heads
+        of deep models.
     lost
         Fraction of the gap between loss and chance that is lost if the keys of later layers do not read this head, for
         the four heads with the largest attention to the previous token; NaN for others, and if the loss exceeds chance.
@@ -199,7 +200,7 @@ def find_induction(
         previous_token=scores.previous,
         induction=scores.induction,
         composition=_composition(model, _largest(scores.previous[:-1]), distance),
-        copying=copying_scores(model),
+        copying=copying_scores(model, inputs="embeddings").embeddings,  # type: ignore[arg-type]
         lost=_lost(weights, tokens, repeated, scores.previous, chance - loss),
         loss=loss,
         chance=chance,

@@ -7,26 +7,28 @@ it attends to tends to have eigenvalues with positive real parts. The copying sc
     sum_k lambda_k / sum_k |lambda_k|  =  tr(W R) / sum_k |lambda_k|,    from -1 to 1.
 
 W_E is the head's input for each token alone: its embedding, or the stream that the first layer makes of it. Neither is
-right for all heads of a deep model. The mean over tokens is subtracted from W_U: softmax is invariant to a vector added
-to every column of the unembedding.
+right for all heads of a deep model, so that `copying_scores` returns both. The mean over tokens is subtracted from W_U:
+softmax is invariant to a vector added to every column of the unembedding.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, TnlibError
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
-from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
+from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary, with_inputs
 from tnlib_adapters.reference.embedding import as_token_ids
-from tnlib_adapters.result_table import Columns, Table
+from tnlib_adapters.result_table import Columns, HeadTable, Table
 
 _CELLS = 1 << 23  # logits in memory at a time
 _BLOCK = 1 << 12  # tokens per block converted to float64
@@ -129,23 +131,48 @@ def copying(
     return circuit_copying(effective, words, chosen)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class CopyingScores(HeadTable):
+    """Copying scores of all heads by what a head reads for a token, returned by `copying_scores`.
+
+    Parameters
+    ----------
+    embeddings
+        (layers, heads), where the head reads the embedding of the token; None if not asked for.
+    first_layer
+        (layers, heads), where it reads the stream that the first layer makes of the token; None if not asked for.
+    """
+
+    embeddings: Array | None
+    first_layer: Array | None
+
+    _SCORES = ("embeddings", "first_layer")
+
+    @property
+    def _title(self) -> str:
+        return f"Copying scores of {next(iter(self._scores().values())).size} heads by their inputs, from -1 to 1"
+
+    def _picture(self) -> str:
+        return "".join(heat_image(values, name, width=160) for name, values in self._scores().items())
+
+
 @accepts_models
 @single_threaded_blas
-def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary = "embeddings") -> Array:
-    """Return the copying scores of all heads, (layers, heads), from one pass over the vocabulary.
+def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = None) -> CopyingScores:
+    """Return the copying scores of all heads, `copying(model, layer, head, inputs=inputs).score` of each.
 
     Parameters
     ----------
     model
         A checkpoint or transformers model with an unembedding.
     inputs
-        As in `copying`.
+        As in `copying`. None: embeddings, and the first layer too if the model has at least two layers and can be run.
 
     Returns
     -------
-    ndarray
-        `copying(model, layer, head).score` of each. All heads share one matrix (d_model, d_model + 1), the sum over
-        tokens of unembedding times input.
+    CopyingScores
+        One array (layers, heads) for each of the inputs. Heads of deep models that copy have a score near 1 for one of
+        them. All heads share one matrix (d_model, d_model + 1), the sum over tokens of unembedding times input.
 
     Raises
     ------
@@ -155,18 +182,22 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary = "embeddin
     Examples
     --------
     >>> import tnlib_adapters
-    >>> copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).round(2)[1]
-    array([1., 1., 1., 1.])
+    >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> found.embeddings.round(2)[1], found.first_layer.round(2)[1]
+    (array([1., 1., 1., 1.]), array([1., 1., 1., 1.]))
     """
-    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), inputs)
-    scores = np.zeros((model.n_layers, model.sizes.n_heads))
-    between = None
-    for at in np.ndindex(scores.shape):
-        head = stream_head("copying_scores", model, *at)
-        ov = head.attention.ov(0)
-        between = words.between(head.norm) if between is None else between  # all norms have the same divisors
-        scores[at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ between @ ov.left))  # dh [d] [d~] dh
-    return scores
+    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), inputs or "embeddings")
+    norm = stream_head("copying_scores", model, 0, 0).norm  # all norms have the same divisors
+    between = {words.inputs: words.between(norm)}
+    if inputs is None and model.n_layers > 1:
+        with contextlib.suppress(TnlibError):  # a model that cannot be run
+            between["first layer"] = with_inputs(model, words, "first layer").between(norm)
+    scores = {name: np.zeros((model.n_layers, model.sizes.n_heads)) for name in between}
+    for at in np.ndindex(model.n_layers, model.sizes.n_heads):
+        ov = stream_head("copying_scores", model, *at).attention.ov(0)
+        for name, matrix in between.items():
+            scores[name][at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ matrix @ ov.left))  # dh [d] [d~] dh
+    return CopyingScores(scores.get("embeddings"), scores.get("first layer"))
 
 
 def circuit_copying(head: StreamHead, words: Vocabulary, chosen: Array) -> Copying:

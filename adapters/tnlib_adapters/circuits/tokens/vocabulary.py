@@ -261,7 +261,7 @@ def as_vocabulary(
     if vocabulary is None or isinstance(vocabulary, str):
         inputs: Inputs = "embeddings" if vocabulary is None else vocabulary
         check_choice(function, parameter, inputs, get_args(Inputs))
-        return _with_inputs(model, _read(function, model, "model"), inputs)
+        return with_inputs(model, _read(function, model, "model"), inputs)
     if not isinstance(vocabulary, Vocabulary):
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a Vocabulary, got {type(vocabulary).__name__}; "
@@ -309,10 +309,10 @@ def read_vocabulary(checkpoint: Checkpoint, *, inputs: Inputs = "embeddings") ->
     (Vocabulary(1024 tokens of 128 features, tied, with their text), "' in'")
     """
     check_choice("read_vocabulary", "inputs", inputs, get_args(Inputs))
-    return _with_inputs(checkpoint, _read("read_vocabulary", checkpoint, "checkpoint"), inputs)
+    return with_inputs(checkpoint, _read("read_vocabulary", checkpoint, "checkpoint"), inputs)
 
 
-def _with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vocabulary:
+def with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vocabulary:
     """Return a vocabulary of embeddings with other inputs."""
     if inputs == "embeddings":
         return words

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_layers import branches, homogeneous
+from checkpoint_folders import change_config
 from oracles import assert_close, normal, refused
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.circuits import (
@@ -57,7 +58,9 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
         np.testing.assert_allclose(np.abs(found.eigenvalues), largest, atol=1e-6 * largest[0])
         assert (found.ranks == (dense >= np.diag(dense)[:, None]).sum(axis=1) - 1).all()
         assert found.accuracy(len(dense)) == 1
-        assert copying_scores(checkpoint)[layer, head] == pytest.approx(found.score, abs=1e-6)
+        assert copying_scores(checkpoint, inputs="embeddings").embeddings[layer, head] == pytest.approx(
+            found.score, abs=1e-6
+        )
 
 
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
@@ -84,7 +87,7 @@ def test_a_sample_of_tokens_is_of_all_of_them(model: Checkpoint) -> None:
 
 
 def test_induction_heads_copy_and_nothing_else_does(model: Checkpoint) -> None:
-    scores = copying_scores(model)
+    scores = copying_scores(model).embeddings
     assert scores[1].min() > 0.99
     assert scores[0].max() < 0.5
     assert min(copying(model, 1, head).accuracy(5) for head in range(4)) > 10 * 5 / 128
@@ -160,13 +163,33 @@ def test_inputs_of_the_first_layer_are_streams_of_single_tokens(llama: Any) -> N
     for token in (3, 700):
         stream = run(llama, [token]).residuals[1][0, 0]
         assert np.allclose(words.table[token], stream, atol=1e-5 * np.abs(stream).max())
-    scores = copying_scores(llama, inputs="first layer")
-    assert scores[2, 3] == pytest.approx(copying(llama, 2, 3, inputs=words).score, abs=1e-6)
-    assert np.abs(scores - copying_scores(llama)).max() > 0.1
+    scores, one = copying_scores(llama), copying_scores(llama, inputs=words)
+    assert scores.first_layer[2, 3] == pytest.approx(copying(llama, 2, 3, inputs=words).score, abs=1e-6)
+    assert np.abs(scores.first_layer - scores.embeddings).max() > 0.1
+    assert "head  embeddings  first layer" in repr(scores)
+    assert np.array_equal(one.first_layer, scores.first_layer)
+    assert one.embeddings is None
+    assert "embeddings" not in repr(one)
     assert "first layer" in repr(copying(llama, 2, 3, inputs=words, sample=10))
     for function in (read_vocabulary, copying_scores):
         with refused(ArgumentError, "inputs", "'first layer'"):
             function(llama, inputs="middle")
+
+
+def test_copying_of_a_model_that_cannot_be_run(tmp_path: Path) -> None:
+    random_model("gpt2_lm").save_pretrained(tmp_path)
+    change_config(tmp_path, activation_function="unknown")
+    scores = copying_scores(open_checkpoint(tmp_path))
+    assert scores.first_layer is None
+    assert np.isfinite(scores.embeddings).all()
+
+
+@pytest.mark.slow
+def test_name_movers_of_smollm2(smollm2: Checkpoint) -> None:
+    """The stream after the first layer is right for 23.0, the embedding for 29.1."""
+    scores = copying_scores(smollm2)
+    assert scores.embeddings[23, 0] < 0 < 0.95 < scores.first_layer[23, 0]
+    assert scores.first_layer[29, 1] < 0.5 < 0.95 < scores.embeddings[29, 1]
 
 
 def test_mean_inputs_of_a_text_take_the_place_of_the_mean_embedding(llama: Any) -> None:
