@@ -177,9 +177,9 @@ def head_rows() -> Iterator[str]:
     first, second = (np.array(tokenizer(text)["input_ids"][:256]) for text in texts)
     patterns = circuits.pattern_scores(run(model, second[None]).patterns, second[None]).previous
     yield "previous-token scores: inputs | correlation with patterns"
-    for name, inputs in (("mean embedding", None), ("mean input of every layer", run(model, first[None]))):
-        scores = circuits.weight_scores(model, inputs=inputs).previous
-        yield f"{name} | {np.corrcoef(scores.ravel(), patterns.ravel())[0, 1]:.2f}"
+    for inputs in ("embeddings", None, first):
+        scores = circuits.weight_scores(model, inputs=inputs)
+        yield f"{scores.inputs} | {np.corrcoef(scores.previous.ravel(), patterns.ravel())[0, 1]:.2f}"
     clean, corrupted, other = (
         np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
         for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")

@@ -6,8 +6,9 @@ From patterns, averaged over the positions i that have such a j, in repeated seq
     duplicate    to all earlier positions j with the same token, t_j = t_i
     induction    to all positions j with t_{j - 1} = t_i: the tokens that followed earlier occurrences
 
-From weights alone, previous: with the mean token embedding at every position the scores of a head depend on positions
-only; the score is the attention of the resulting pattern to the previous position.
+From weights, previous: with the same input at every position, the mean over a text or the mean token embedding plus
+learned positions, the scores of a head depend on positions only; the score is the attention of the resulting pattern to
+the previous position.
 
 Matching. Let s(t, u) be the score of a query from token t with a key from token u, centred over u, because softmax is
 invariant to a shift. The margin of the own token is
@@ -28,12 +29,13 @@ W_V W_O of g times W_K of h. The score of h is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError, ArgumentTypeError, TnlibError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list
@@ -52,7 +54,7 @@ from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
 from tnlib_adapters.reference.model import Forward, run
-from tnlib_adapters.reference.weights import Weights, as_weights
+from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.result_table import HeadTable, descending
 
 HeadKind = Literal["previous", "duplicate", "induction"]
@@ -201,17 +203,19 @@ def repeat_scores(
             f"repeat_scores: model must read tokens, got a {weights.architecture}, which reads images; "
             "pass patterns to pattern_scores."
         )
-    context, vocab = weights.context, len(weights.embedding.tokens)
-    longest = _LONGEST if context is None else min(_LONGEST, context // 2)
-    length = as_count("repeat_scores", "length", longest if length is None else length, least=2)
-    draw = as_rng("repeat_scores", rng)
-    segments = [
-        draw.choice(vocab, length, replace=vocab < length)
-        for _ in range(as_count("repeat_scores", "n_sequences", n_sequences))
-    ]
-    tokens = np.tile(np.stack(segments), (1, 2))
+    count = as_count("repeat_scores", "n_sequences", n_sequences)
+    tokens = _repeats("repeat_scores", weights, count, length, as_rng("repeat_scores", rng))
     patterns = [run(weights, row).patterns for row in tokens]
     return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
+
+
+def _repeats(function: str, weights: Weights, n: int, length: int | None, rng: np.random.Generator) -> Array:
+    """Return n sequences (n, 2 length) of a segment of random tokens, followed by itself."""
+    vocab = len(weights.embedding.tokens)  # type: ignore[union-attr]
+    longest = _LONGEST if weights.context is None else min(_LONGEST, weights.context // 2)
+    length = as_count(function, "length", longest if length is None else length, least=2)
+    segments = [rng.choice(vocab, length, replace=vocab < length) for _ in range(n)]
+    return np.tile(np.stack(segments), (1, 2))
 
 
 def induction_targets(tokens: Array) -> Array:
@@ -286,7 +290,10 @@ class WeightScores(HeadTable):
         return f"WeightScores of {self.previous.size} heads"
 
     def _notes(self) -> list[str]:
-        return [f"chance: previous {self.chance:.3f}, others 0; previous is that of {self.inputs}"]
+        return [
+            f"chance: previous {self.chance:.3f}, others 0",
+            f"previous: heads read {self.inputs}; duplicate and induction: they read embeddings",
+        ]
 
 
 @accepts_models
@@ -295,14 +302,14 @@ def weight_scores(
     model: Checkpoint,
     *,
     length: int | None = None,
-    inputs: Forward | None = None,
+    inputs: Forward | ArrayLike | Literal["embeddings"] | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> WeightScores:
     """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
 
     The stream is assumed to hold tokens, positions and the output of one earlier head. Outputs of other layers are
     ignored, and so is the norm of the stream between two heads. In deep models these outputs decide where a head
-    attends: there pass the `inputs` of a text.
+    attends: there `previous` is that of the mean input of every layer.
 
     Parameters
     ----------
@@ -311,8 +318,10 @@ def weight_scores(
     length
         Sequence length. None: the context of the model, at most 256.
     inputs
-        Forward pass on a text, `tnlib_adapters.reference.model.run(model, tokens)`. `previous` is then that of the mean
-        input of every layer, in place of the mean embedding.
+        What heads read, for `previous`: the mean input of every layer on tokens (n,) or (batch, n), also what a
+        tokenizer returned, or of a forward pass, `tnlib_adapters.reference.model.run(model, tokens)`; or "embeddings",
+        the mean embedding plus learned positions. None: embeddings for one or two layers, learned positions (which a
+        mean lacks) and models that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
     vocabulary
         Result of `read_vocabulary(model)`.
 
@@ -342,8 +351,8 @@ def weight_scores(
             f"weight_scores: scores of model must be bilinear, but a {model.wiring.model_type} normalises "
             "queries and keys or latent vectors; use repeat_scores, which runs the model."
         )
-    _check_inputs(inputs, model)
     words = as_vocabulary("weight_scores", model, vocabulary)
+    streams, inputs_text = _mean_inputs(inputs, model, words)
     shape = (model.n_layers, model.sizes.n_heads)
     heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
     n = as_length("weight_scores", length, words, heads[0].attention)
@@ -354,7 +363,7 @@ def weight_scores(
     matching = np.full(shape + shape, np.nan)
     for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
         parts = split_queries_and_keys(head, words, n, average=True)
-        read = parts if inputs is None else parts_of_mean(head, inputs.residuals[at[0]], n)
+        read = parts if streams is None else parts_of_mean(head, streams[at[0]], n)
         previous[at] = np.diagonal(position_pattern(read), -1).mean()
         query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
         turn = _mean_turn(parts)
@@ -373,22 +382,33 @@ def weight_scores(
         matching=matching,
         induction=np.maximum(products, 0).max(axis=(0, 1)),
         chance=float((1 / visible.sum(axis=1)[1:]).mean()),
-        inputs="the mean embedding" if inputs is None else "the mean input of every layer on a text",
+        inputs=inputs_text,
     )
 
 
-def _check_inputs(inputs: Any, model: Checkpoint) -> None:
+def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tuple[Array, ...] | None, str]:
+    """Return the stream before every layer, None for embeddings, and what heads read, in words."""
+    embeddings = None, "the mean embedding"
+    if isinstance(inputs, str) and inputs == "embeddings":
+        return embeddings
+    if inputs is None and (model.n_layers < 3 or words.positions is not None):
+        return embeddings
     if inputs is None:
-        return
+        try:
+            weights = read_weights(model, dtype=words.table.dtype)
+        except TnlibError:
+            return embeddings
+        tokens = _repeats("weight_scores", weights, 4, None, np.random.default_rng(0))
+        return run(replace(weights, unembed=None), tokens).residuals, "the mean input of every layer on random tokens"
     if not isinstance(inputs, Forward):
-        raise ArgumentTypeError(
-            f"weight_scores: inputs must be a Forward, got {type(inputs).__name__}; pass run(model, tokens)."
-        )
+        as_token_ids("weight_scores", inputs, len(words), "inputs")
+        inputs = run(replace(read_weights(model, dtype=words.table.dtype), unembed=None), inputs)
     if len(inputs.patterns) != model.n_layers or inputs.hidden.shape[-1] != model.sizes.d_model:
         raise ArgumentError(
             f"weight_scores: inputs must be those of this model, {model.n_layers} layers of {model.sizes.d_model} "
             f"features, got {len(inputs.patterns)} of {inputs.hidden.shape[-1]}; pass run(model, tokens)."
         )
+    return inputs.residuals, "the mean input of every layer on a text"
 
 
 def position_pattern(parts: TokenPositionParts) -> Array:

@@ -17,6 +17,7 @@ from tnlib_adapters.circuits import (
     copying,
     copying_scores,
     read_vocabulary,
+    repeat_scores,
     weight_scores,
 )
 from tnlib_adapters.circuits.effective_head import stream_head
@@ -203,5 +204,24 @@ def test_mean_inputs_of_a_text_take_the_place_of_the_mean_embedding(llama: Any) 
     assert found.previous[layer, head] == pytest.approx(np.diagonal(pattern, -1).mean(), abs=1e-5)
     assert np.array_equal(found.duplicate, weight_scores(llama).duplicate)
     assert "mean input of every layer" in repr(found)
-    with refused(TypeError, "inputs must be a Forward"):
-        weight_scores(llama, inputs=tokens)  # type: ignore[arg-type]
+    same = weight_scores(llama, inputs={"input_ids": tokens.tolist()})
+    assert np.allclose(same.previous, found.previous, atol=1e-4)
+    with refused(TypeError, "weight_scores: inputs must be token numbers, got the text 'abc'"):
+        weight_scores(llama, inputs="abc")
+    with refused(ValueError, "weight_scores: inputs must lie between 0 and 1023, got 5000"):
+        weight_scores(llama, inputs=[5000])
+
+
+def test_deep_models_are_scored_on_mean_inputs(llama: Any, model: Checkpoint, opened: Callable[[str], Opened]) -> None:
+    """Unless positions are learned, which a mean over positions lacks."""
+    found = weight_scores(llama, length=32)
+    assert "heads read the mean input of every layer on random tokens" in repr(found)
+    assert np.abs(found.previous - weight_scores(llama, inputs="embeddings", length=32).previous).max() > 0.1
+    for shallow in (model, opened("gpt2_lm")[0]):
+        assert "heads read the mean embedding" in repr(weight_scores(shallow, length=16))
+
+
+@pytest.mark.slow
+def test_previous_token_heads_of_smollm2(smollm2: Checkpoint) -> None:
+    found, patterns = weight_scores(smollm2).previous, repeat_scores(smollm2, n_sequences=1, rng=1).previous
+    assert np.corrcoef(found.ravel(), patterns.ravel())[0, 1] > 0.8
