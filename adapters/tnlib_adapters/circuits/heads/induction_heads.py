@@ -59,6 +59,7 @@ class Induction(HeadTable):
     lost
         Fraction of the gap between loss and chance that is lost if the keys of later layers do not read this head, for
         the four heads with the largest attention to the previous token; NaN for others, and if the loss exceeds chance.
+        Above 1 if the loss without the head exceeds chance.
     loss, chance
         Loss of the model on repeated tokens and ln(vocab), in nats.
     effect
@@ -120,7 +121,14 @@ class Induction(HeadTable):
         return f"Previous-token head {previous}; loss on repeats {self.loss:.2f}, chance {self.chance:.2f}"
 
     def _printed(self) -> Array:
-        return np.sort(descending(np.maximum(self.effect, 0), _SHOWN))
+        heads = [*np.flatnonzero(np.isfinite(self.lost)), *descending(np.maximum(self.effect, 0), _SHOWN)]
+        return np.sort(list(dict.fromkeys(heads))[:_SHOWN])
+
+    def _notes(self) -> list[str]:
+        notes = ["copying: of embeddings; copying_scores has that of other inputs"] if len(self.copying) > 2 else []
+        if np.nanmax(self.lost, initial=0) > 1:
+            notes.append("lost above 100%: without this head in the keys the loss exceeds chance")
+        return notes
 
 
 @accepts_models

@@ -93,6 +93,20 @@ def test_it_reads_as_a_table(found: Induction) -> None:
     assert "%" in lines[5]
 
 
+def test_previous_token_heads_are_among_the_printed_rows(found: Induction) -> None:
+    """In deep models they have small effects: they do not attend to induction targets themselves."""
+    shape = (6, 9)
+    lost, effect = np.full(shape, np.nan), np.ones(shape)
+    lost[3, [0, 7]], effect[3] = (1.5, 0.2), 0
+    others = ("previous_token", "induction", "composition", "copying", "standard_error")
+    deep = dataclasses.replace(found, lost=lost, effect=effect, **dict.fromkeys(others, effect))
+    lines = repr(deep).splitlines()
+    assert len(lines) == 2 + 16 + 2
+    assert {"3.0", "3.7"} < {line.split()[0] for line in lines}
+    assert lines[-1].startswith("lost above 100%")
+    assert len(repr(found).splitlines()) == 2 + 8
+
+
 def test_single_precision(llama: Checkpoint) -> None:
     double, single = (find_induction(llama, n=2, length=8, dtype=dtype) for dtype in (np.float64, np.float32))
     assert double.effect.dtype == np.float64
@@ -125,7 +139,7 @@ def test_induction_heads_of_the_built_in_llama(llama: Checkpoint) -> None:
     assert {(3, 4), (3, 5), (3, 7)} <= set(found.causal_heads) | set(found.undecided_heads)
     assert set(found.causal_heads) <= {(3, h) for h in range(4, 8)}
     assert found.previous_head == (2, 5)
-    assert len(repr(found).splitlines()) == 2 + 16
+    assert len(repr(found).splitlines()) == 2 + 16 + 1
 
 
 def python_tokens() -> np.ndarray:
