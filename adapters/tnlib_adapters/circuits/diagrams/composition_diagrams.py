@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from tnlib import ArgumentError
-from tnlib._validate import is_one_of
+from tnlib._validate import is_list, is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
@@ -25,11 +26,12 @@ from tnlib_adapters.circuits.diagrams.attention_diagrams import (
 )
 from tnlib_adapters.circuits.paths.attention_terms import NAMES
 
+Layers = tuple[int, int] | None
 _DROP = 1.4  # distance from the stream down to its pattern
 _OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
 
 
-def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead, *, layers: Layers = None) -> Diagram:
     """Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
 
     Parameters
@@ -41,6 +43,9 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
         the product of the weights.
     later, earlier
         (layer, head).
+    layers
+        Numbers of the layers of the later and the earlier head, for the title and the labels. None: the title has the
+        heads alone, and the superscripts of the labels are 2 and 1.
 
     Raises
     ------
@@ -52,16 +57,46 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> term = composition_diagram("K", (model.attention(1), 0), (model.attention(0), 2))
+    >>> term = composition_diagram("K", (model.attention(1), 0), (model.attention(0), 2), layers=(1, 0))
     >>> [node.label.split()[0] for node in term.nodes if node.kind == "matrix"][-1]
-    'A$^1$'
+    'A$^{0}$'
+    >>> term.title
+    'K-composition: scores of head 1.0 whose keys read head 0.2, times 0.25'
     """
     as_kind("composition_diagram", kind)
     (last, h), (first, g) = as_two_heads("composition_diagram", later, earlier)
+    reader, writer = _names("composition_diagram", layers, h, g)
     if kind == "V":
-        return _virtual_head(last, h, first, g)
+        title = f"V-composition: {reader} after {writer}, a virtual head"
+        return _labelled(_virtual_head(last, h, first, g), title, layers)
     refuse_norm("composition_diagram", last)
-    return _composed_scores(kind, (last, h), (first, g))
+    side = "queries" if kind == "Q" else "keys"
+    title = f"{kind}-composition: scores of {reader} whose {side} read {writer}, times {last.scale:.4g}"
+    return _labelled(_composed_scores(kind, (last, h), (first, g)), title, layers)
+
+
+def _names(function: str, layers: Layers, h: int, g: int) -> tuple[str, str]:
+    """Return the names of the later and the earlier head."""
+    if layers is None:
+        return f"head {h}", f"head {g}"
+    if not is_list(layers) or len(layers) != 2 or not 0 <= layers[1] < layers[0]:
+        raise ArgumentError(
+            f"{function}: layers must be the numbers of the later and the earlier layer, got {layers!r}; pass for "
+            "example (16, 3)."
+        )
+    return f"head {layers[0]}.{h}", f"head {layers[1]}.{g}"
+
+
+def _labelled(diagram: Diagram, title: str, layers: Layers) -> Diagram:
+    """Return a diagram with a title, and with the numbers of the layers in its labels."""
+    if layers is None:
+        return replace(diagram, title=title)
+    number = {"2": layers[0], "1": layers[1]}
+    nodes = [
+        replace(node, label=re.sub(r"\^([12])(?=[_$])", lambda match: f"^{{{number[match[1]]}}}", node.label))
+        for node in diagram.nodes
+    ]
+    return replace(diagram, nodes=tuple(nodes), title=title)
 
 
 def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:
@@ -81,7 +116,7 @@ def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Di
         *inner_1,
         Leg(5, None, "read", read_stream(first_layer, "V")[1], (end, -1.4), axes=(1, None)),
     ]
-    return Diagram((*nodes,), (*legs,), f"V-composition: head {h} after head {g}, a virtual head")
+    return Diagram((*nodes,), (*legs,))
 
 
 def _composed_scores(kind: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
@@ -93,13 +128,10 @@ def _composed_scores(kind: str, later: AttentionHead, earlier: AttentionHead) ->
         Leg(ends[1], None, "key", None, (right + REACH, nodes[ends[1]].position[1]), axes=(0, None)),
         *legs,
     ]
-    reader = "queries" if kind == "Q" else "keys"
-    reads = f"scores of head {later[1]} whose {reader} read head {earlier[1]}"
-    title = f"{kind}-composition: {reads}, times {later[0].scale:.4g}"
-    return Diagram((*nodes,), (*legs,), title)
+    return Diagram((*nodes,), (*legs,))
 
 
-def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, layers: Layers = None) -> Diagram:
     """Return the diagram of one of the ten terms of two layers, for a pair of heads.
 
     Contracted, the bubble holds the term of the scores. Its function is what the pattern loses without them: with S,
@@ -113,6 +145,9 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Dia
         earlier head attends to the previous token.
     later, earlier
         (layer, head).
+    layers
+        Numbers of the layers of the later and the earlier head, for the title and the labels. None: the title has the
+        heads alone, and the superscripts of the labels are 2 and 1.
 
     Raises
     ------
@@ -133,22 +168,21 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead) -> Dia
     if not is_one_of(name, NAMES):
         raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
     (later_layer, h), (earlier_layer, g) = as_two_heads("term_diagram", later, earlier)
+    reader, writer = _names("term_diagram", layers, h, g)
     if name == "direct":
-        return _direct(later_layer)
+        diagram = _direct(later_layer)
+        return _labelled(diagram, diagram.title, layers)
     if name == "first":
-        return replace(_earlier_alone((earlier_layer, g)), title=f"first: head {g} of the first layer alone")
+        title = f"first: {writer}{' of the first layer' if layers is None else ''} alone"
+        return _labelled(_earlier_alone((earlier_layer, g)), title, layers)
     refuse_norm("term_diagram", later_layer)
     sides = "" if name == "second" else name
     composed_sides = " and ".join(
         ", ".join(label for letter, label in READS.items() if letter in sides).rsplit(", ", 1)
     )
-    title = (
-        f"{name}: the {composed_sides} of head {h} read head {g}"
-        if sides
-        else f"second: head {h} of the second layer alone"
-    )
-    title += f"; S: all scores of head {h}"
-    return replace(_later((later_layer, h), (earlier_layer, g), sides), title=title)
+    of_layer = " of the second layer" if layers is None else ""
+    title = f"{name}: the {composed_sides} of {reader} read {writer}" if sides else f"second: {reader}{of_layer} alone"
+    return _labelled(_later((later_layer, h), (earlier_layer, g), sides), f"{title}; S: all scores of {reader}", layers)
 
 
 def _direct(later: Attention) -> Diagram:

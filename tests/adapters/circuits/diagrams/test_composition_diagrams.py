@@ -155,6 +155,26 @@ def test_every_end_has_a_name_and_nothing_stands_on_another(name: str, model: An
         assert diagram.title.startswith(f"{name}: ")
 
 
+def test_titles_and_labels_name_layers(llama: Checkpoint) -> None:
+    pair = (llama.attention(3), 6), (llama.attention(1), 2)
+    for diagram in (
+        *(composition_diagram(kind, *pair, layers=(16, 3)) for kind in ("Q", "K", "V")),  # type: ignore[arg-type]
+        *(term_diagram(name, *pair, layers=(16, 3)) for name in ("Q", "K", "V", "QKV")),
+    ):
+        assert "16.6" in diagram.title
+        assert "3.2" in diagram.title
+        labels = " ".join(node.label for node in diagram.nodes)
+        assert "A$^{3}$" in labels
+        assert "$^{16}_" in labels
+        assert "^1" not in labels.replace("^{16}", "")
+        assert "^2" not in labels
+    assert tnlib.draw(diagram).figure is not None
+    assert term_diagram("first", *pair, layers=(16, 3)).title == "first: head 3.2 alone"
+    for layers in ((3, 16), (1,), 4):
+        with pytest.raises(tnlib.ArgumentError, match="term_diagram: layers must be the numbers"):
+            term_diagram("K", *pair, layers=layers)  # type: ignore[arg-type]
+
+
 def test_other_names_and_models_are_refused(model: Any, llama: Checkpoint) -> None:
     one, two = (model.attention(0), 0), (model.attention(1), 0)
     with pytest.raises(tnlib.ArgumentError, match="name must be one of direct, first"):
