@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import find_circuit
+from tnlib_adapters.circuits.discovery import term_searches
 from tnlib_adapters.circuits.discovery.circuit_search import Circuit
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
@@ -289,3 +290,38 @@ def test_edges_that_no_path_connects_change_nothing(deep: Checkpoint, kind: str)
     assert {reader.split(" ")[0] for _, reader in pairs} <= {"logits", *(writer for writer, _ in pairs)}
     assert found.loss <= found.full_loss + 0.3 + 1e-9
     assert len(found.losses) == len(found.removed)
+
+
+class Costs:
+    """A loss that is a sum over the removed terms."""
+
+    def __init__(self, costs: np.ndarray) -> None:
+        self.costs, self.names = costs, tuple(map(str, range(len(costs))))
+
+    def loss(self, gates: np.ndarray) -> float:
+        return float((1 - gates) @ self.costs)
+
+    def losses_without(self, gates: np.ndarray, terms: np.ndarray) -> np.ndarray:
+        return np.asarray(self.loss(gates) + self.costs[terms])
+
+    def first_order(self, gates: np.ndarray) -> np.ndarray:
+        return self.costs
+
+    def first_order_between(self, fraction: float) -> np.ndarray:
+        return self.costs
+
+
+def test_long_searches_say_how_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(term_searches, "_MANY", 15)
+    for by, least in (("greedy", 20), ("acdc", None), ("integrated", None)):
+        caplog.clear()
+        pruned = term_searches.prune(Costs(np.arange(10.0)), 6.0, by)  # type: ignore[arg-type]
+        assert sorted(pruned.removed)[:3] == [0, 1, 2]
+        messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert messages == ([f"search {by!r} of 10 terms: at least {least} evaluations of the loss"] if least else [])
+
+
+def test_negative_effects_are_said() -> None:
+    found = Circuit("edges", ("a", "b"), np.array([0.3, -0.2]), (), np.empty(0), 1.0, 1.0)
+    assert repr(found).endswith("1 kept edges have negative effects: without one of them alone the loss is lower")
+    assert "negative" not in repr(replace(found, effects=np.array([0.3, -1e-9])))

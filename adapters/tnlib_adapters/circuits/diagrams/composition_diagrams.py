@@ -92,11 +92,15 @@ def _labelled(diagram: Diagram, title: str, layers: Layers) -> Diagram:
     if layers is None:
         return replace(diagram, title=title)
     number = {"2": layers[0], "1": layers[1]}
-    nodes = [
-        replace(node, label=re.sub(r"\^([12])(?=[_$])", lambda match: f"^{{{number[match[1]]}}}", node.label))
-        for node in diagram.nodes
-    ]
-    return replace(diagram, nodes=tuple(nodes), title=title)
+    superscript = re.compile(r"\^([12])(?=[_$])")
+    nodes, legs = [], []
+    for node in diagram.nodes:
+        nodes.append(replace(node, label=superscript.sub(lambda at: f"^{{{number[at[1]]}}}", node.label)))
+    for leg in diagram.legs:
+        of_layer = superscript.search(diagram.nodes[leg.a].label)
+        is_head = of_layer is not None and leg.name.startswith("head ")
+        legs.append(replace(leg, name=f"head {number[of_layer[1]]}.{leg.name[5:]}") if is_head else leg)
+    return replace(diagram, nodes=tuple(nodes), legs=tuple(legs), title=title)
 
 
 def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:

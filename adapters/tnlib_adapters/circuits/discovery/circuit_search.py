@@ -82,6 +82,10 @@ class Circuit(Table):
     def _printed(self) -> Array:
         return descending(self.effects, _SHOWN)
 
+    def _notes(self) -> list[str]:
+        n = int((self.effects < -5e-4).sum())  # printed as negative
+        return [f"{n} kept {self.of} have negative effects: without one of them alone the loss is lower"] if n else []
+
     def _picture(self) -> str:
         if not self.kept:
             return ""
@@ -121,6 +125,8 @@ def find_circuit(
         terms with the largest first-order effects, from one backward pass, as few as meet the budget. "integrated": the
         same for effects averaged over five models with all gates between 0 and 1. "gradient": try the terms in order of
         their first-order effect; a term whose removal would exceed the budget stays.
+        "greedy", "acdc" and "gradient" evaluate the loss without each term: for more than 10,000 evaluations a logged
+        warning states their number.
     of
         "edges": from writers (tokens, positions, heads, output biases, feed-forward layers) to readers (queries, keys
         and values of a head, feed-forward layers, logits), with norms, patterns and feed-forward layers recomputed from

@@ -17,6 +17,7 @@ By = Literal["greedy", "gradient", "acdc", "attribution", "integrated"]
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all terms, sizes of circuits in MIB
 N_STEPS = 5  # midpoints of the integral of gradients: more change the ranking of edges little
 _HALVINGS = 12  # thresholds that ACDC tries, before a threshold of zero
+_MANY = 10_000  # terms of a search that takes so long that its cost is logged before it starts
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,6 +69,9 @@ class Pruned:
 
 def prune(model: Gated, limit: float, by: By) -> Pruned:
     """Remove terms while the loss stays at most `limit`."""
+    least = _LEAST_EVALUATIONS.get(by, 0) * len(model.names)
+    if least > _MANY:
+        _LOG.warning("search %r of %d terms: at least %d evaluations of the loss", by, len(model.names), least)
     return _SEARCHES[by](model, limit)
 
 
@@ -202,6 +206,7 @@ def of_last(order: Array, n: int) -> Array:
     return gates
 
 
+_LEAST_EVALUATIONS: Mapping[By, int] = {"greedy": 2, "gradient": 1, "acdc": 1}  # of each term
 _SEARCHES: Mapping[By, Callable[[Gated, float], Pruned]] = {
     "greedy": _greedy,
     "gradient": _by_gradient,

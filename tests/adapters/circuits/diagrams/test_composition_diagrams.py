@@ -168,6 +168,7 @@ def test_titles_and_labels_name_layers(llama: Checkpoint) -> None:
         assert "$^{16}_" in labels
         assert "^1" not in labels.replace("^{16}", "")
         assert "^2" not in labels
+        assert {leg.name for leg in diagram.legs if "head" in leg.name} <= {"head 16.6", "head 3.2"}
     assert tnlib.draw(diagram).figure is not None
     assert term_diagram("first", *pair, layers=(16, 3)).title == "first: head 3.2 alone"
     for layers in ((3, 16), (1,), 4):
