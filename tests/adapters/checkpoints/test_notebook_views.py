@@ -36,6 +36,9 @@ VIEWS |= {
     "weights": lambda m: first_layer(m).pattern_terms(),
     "edges": lambda m: circuits.edge_effects(m, TOKENS, SECOND, n_measured=3),
     "circuit": lambda m: circuits.find_circuit(m, TOKENS, SECOND, loss_increase=0.5, by="integrated"),
+    "copying": lambda m: circuits.copying_scores(m),
+    "orders": lambda m: circuits.path_orders(VIEWS["logit"](m)),
+    "paths": lambda m: circuits.strongest_paths(VIEWS["logit"](m), 20),
 }
 FRAMES = {
     "scores": (VIEWS["scores"], ["layer", "head", "query", "key", "contribution"]),

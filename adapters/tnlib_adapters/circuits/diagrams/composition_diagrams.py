@@ -97,9 +97,10 @@ def _labelled(diagram: Diagram, title: str, layers: Layers) -> Diagram:
     for node in diagram.nodes:
         nodes.append(replace(node, label=superscript.sub(lambda at: f"^{{{number[at[1]]}}}", node.label)))
     for leg in diagram.legs:
-        of_layer = superscript.search(diagram.nodes[leg.a].label)
-        is_head = of_layer is not None and leg.name.startswith("head ")
-        legs.append(replace(leg, name=f"head {number[of_layer[1]]}.{leg.name[5:]}") if is_head else leg)
+        name, at = leg.name, superscript.search(diagram.nodes[leg.a].label)
+        if at is not None and name.startswith("head "):
+            name = f"head {number[at[1]]}.{name[5:]}"
+        legs.append(replace(leg, name=name))
     return replace(diagram, nodes=tuple(nodes), legs=tuple(legs), title=title)
 
 

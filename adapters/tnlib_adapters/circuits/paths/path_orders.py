@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import check_choice
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
@@ -76,6 +77,10 @@ class PathOrders(Table):
 
     def _notes(self) -> list[str]:
         return [f"within 1 % from order {self.order_within(0.01)} on; largest part {np.abs(self.values).max():.3f}"]
+
+    def _picture(self) -> str:
+        label = "parts by order, above, and their sums up to an order, below"
+        return heat_image(np.stack([self.values, self.within]), label, width=320)
 
 
 def path_orders(contributions: LogitContributions, counted: Counted = "heads") -> PathOrders:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
@@ -30,6 +31,7 @@ from tnlib_adapters.result_table import Columns, Table
 
 MOST_BYTES = 2 << 30  # of the streams below all heads, which are held at once
 _SHOWN = 12
+_DRAWN = 64  # paths of the picture in a notebook
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,6 +75,9 @@ class StrongestPaths(Table):
         return [
             f"they sum to {self.values.sum():.3f} of {self.orders.total:.3f}; all longer paths sum to {self.longer:.3f}"
         ]
+
+    def _picture(self) -> str:
+        return heat_image(self.values[None, :_DRAWN], "values of the paths, strongest first", width=320)
 
 
 def strongest_paths(contributions: LogitContributions, k: int = 100) -> StrongestPaths:
