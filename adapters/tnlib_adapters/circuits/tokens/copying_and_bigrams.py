@@ -32,6 +32,7 @@ from tnlib_adapters.result_table import Columns, HeadTable, Table
 
 _CELLS = 1 << 23  # logits in memory at a time
 _BLOCK = 1 << 12  # tokens per block converted to float64
+_GROUP = 256  # tokens of which the largest logit is found first
 _SHOWN = 12  # tokens listed by repr
 
 
@@ -299,8 +300,9 @@ def bigrams(
     model
         A checkpoint or transformers model with an unembedding.
     tokens
-        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, at vocab^2 d_model
-        multiplications and no additional memory.
+        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, without additional memory.
+        The time is bound by one matrix product of vocab^2 d_model multiplications: for 49,152 tokens of 576 features 52
+        seconds at 54 GFLOP/s, the speed of one core in single precision.
     k
         Number of successors.
     vocabulary
@@ -354,11 +356,20 @@ def _logits(words: Vocabulary, tokens: Array) -> Array:
 
 
 def _likeliest(logits: Array, k: int) -> tuple[Array, Array]:
-    """Return the k largest logits of each row, descending, and their softmax probabilities."""
-    near = np.argpartition(-logits, k - 1, axis=1)[:, :k]
-    sizes = np.take_along_axis(logits, near, axis=1)
+    """Return the tokens of the k largest logits of each row, descending, and their softmax probabilities.
+
+    Overwrites the logits. They lie in the k groups of tokens with the largest maxima, so that few are sorted.
+    """
+    starts, vocab = np.arange(0, logits.shape[1], _GROUP), logits.shape[1]
+    maxima = np.maximum.reduceat(logits, starts, axis=1)
+    groups = np.argpartition(-maxima, min(k, len(starts)) - 1, axis=1)[:, :k]
+    near = (starts[groups][:, :, None] + np.arange(_GROUP)).reshape(len(logits), -1)
+    sizes = np.where(near < vocab, np.take_along_axis(logits, np.minimum(near, vocab - 1), axis=1), -np.inf)
+    best = np.argpartition(-sizes, k - 1, axis=1)[:, :k]
+    near, sizes = (np.take_along_axis(a, best, axis=1) for a in (near, sizes))
     order = np.argsort(-sizes, axis=1, kind="stable")
     near, sizes = (np.take_along_axis(a, order, axis=1) for a in (near, sizes))
     top = sizes[:, :1]
-    total = np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64)
+    logits -= top
+    total = np.exp(logits, out=logits).sum(axis=1, keepdims=True, dtype=np.float64)
     return near, np.exp((sizes - top).astype(np.float64)) / total
