@@ -136,7 +136,8 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
             "pass run(model, tokens).patterns."
         )
     rows = np.atleast_2d(as_token_ids("pattern_scores", tokens, None))
-    layers = [_four_legs(as_array("pattern_scores", "patterns", layer)) for layer in patterns]
+    arrays = [as_array("pattern_scores", "patterns", layer) for layer in patterns]
+    layers = [layer[None] if layer.ndim == 3 else layer for layer in arrays]
     expected = (len(rows), rows.shape[1], rows.shape[1])
     for k, layer in enumerate(layers):
         if (layer.shape[0], *layer.shape[2:]) != expected or layer.shape[1] != layers[0].shape[1]:
@@ -242,10 +243,6 @@ def _share(patterns: Array, target: Array) -> Array:
     weight = np.einsum("bhij,bij->bhi", patterns, target.astype(patterns.dtype))  # b h i [j]
     total = np.einsum("bhi,bi->h", weight, has_target.astype(patterns.dtype))  # [b] h [i]
     return np.asarray(total / has_target.sum())
-
-
-def _four_legs(patterns: Array) -> Array:
-    return patterns[None] if patterns.ndim == 3 else patterns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -389,9 +386,7 @@ def weight_scores(
 def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tuple[Array, ...] | None, str]:
     """Return the stream before every layer, None for embeddings, and what heads read, in words."""
     embeddings = None, "the mean embedding"
-    if isinstance(inputs, str) and inputs == "embeddings":
-        return embeddings
-    if inputs is None and (model.n_layers < 3 or words.positions is not None):
+    if (inputs is None and (model.n_layers < 3 or words.positions is not None)) or str(inputs) == "embeddings":
         return embeddings
     if inputs is None:
         try:
