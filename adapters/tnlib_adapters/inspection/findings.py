@@ -15,6 +15,7 @@ from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection.measure import Inspection
 from tnlib_adapters.inspection.sections import OVERLAP_HEADINGS, overlap_cells, overlap_rows
+from tnlib_adapters.result_table import descending
 
 CLEAR = 0.4  # smallest score, a share of attention, that gives a head its name
 _COPIES = 0.9  # smallest copying score of a head that copies
@@ -187,15 +188,24 @@ def _first_token(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _copying(inspection: Inspection) -> Iterator[Finding]:
-    scores = inspection.readings.copying
-    if scores is None:
+    """Name the heads that copy, by either of their inputs."""
+    copying = inspection.readings.copying
+    if copying is None:
         return
-    heads = [_at(scores, int(k)) for k in np.argsort(-scores, axis=None, kind="stable")[: np.sum(scores >= _COPIES)]]
+    names = {"embeddings": copying.embeddings, "streams after layer 0": copying.first_layer}
+    scores = {name: values for name, values in names.items() if values is not None}
+    highest = np.max(list(scores.values()), axis=0)
+    heads = [_at(highest, int(k)) for k in descending(highest, int(np.sum(highest >= _COPIES)))]
     if heads:
         verb, effect = ("copies", "it raises") if len(heads) == 1 else ("copy", "they raise")
         yield Finding(
-            f"{_heads(heads)} {verb}: {effect} the logits of the attended tokens (copying score at least {_COPIES}).",
+            f"{_heads(heads)} {verb}: {effect} the logits of the attended tokens (copying score at least {_COPIES}, of "
+            f"{' or '.join(scores)}).",
             "heads",
+            (
+                ["head", *scores],
+                [[head_name(head), *(f"{of[head]:.2f}" for of in scores.values())] for head in heads[:_MOST_HEADS]],
+            ),
         )
 
 

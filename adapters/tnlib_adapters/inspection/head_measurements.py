@@ -6,7 +6,7 @@ Schmidt values are the singular values of an operator, those of the bond between
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -20,6 +20,7 @@ from tnlib_adapters.attention.head_gauge import Columns
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.circuits import (
     Compositions,
+    CopyingScores,
     HeadReading,
     Induction,
     Overlaps,
@@ -34,6 +35,7 @@ from tnlib_adapters.circuits import (
 from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.composition.head_subspaces import overlaps_with
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.tokens.vocabulary import with_inputs
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
@@ -43,6 +45,7 @@ _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
 MOST_WORK = 1e11  # multiplications with the vocabulary for the heads shown in tokens
 MOST_COPIED = 4e11  # multiplications for copying scores of all heads: a minute
+_OF_A_BLOCK = 12  # d_model^2 parameters, about
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +153,7 @@ class Readings:
         Pattern scores on a repeated segment of up to 50 random tokens, and on one of up to 16: a head may depend on the
         position. None if the model is not run.
     copying
-        Eigenvalue copying scores (layers, heads) of all layers; None without an unembedding, or if it is large.
+        Eigenvalue copying scores of all heads by their inputs; None without an unembedding, or if it is large.
     heads
         Some heads in tokens: those with the highest scores, and those of the strongest compositions.
     overlaps
@@ -163,7 +166,7 @@ class Readings:
 
     scores: PatternScores | None
     short_scores: PatternScores | None
-    copying: Array | None
+    copying: CopyingScores | None
     heads: tuple[HeadReading, ...]
     overlaps: Mapping[Kind, Overlaps]
     induction: Induction | None
@@ -202,7 +205,10 @@ def read_heads(
     copying = None
     if words is not None and words.ends_in_logits:
         if len(words) * checkpoint.sizes.d_model**2 <= MOST_COPIED:
-            copying = copying_scores(checkpoint, inputs=words).embeddings
+            copying = copying_scores(checkpoint, inputs=words)
+            if weights is not None and len(words) * _OF_A_BLOCK * checkpoint.sizes.d_model**2 <= MOST_COPIED:
+                of_layer = with_inputs(checkpoint, words, "first layer") if checkpoint.n_layers > 1 else words
+                copying = replace(copying, first_layer=copying_scores(checkpoint, inputs=of_layer).first_layer)
         else:
             notes.append("Copying is not measured: the vocabulary is large.")
     progress("reading tokens", 2, 3)

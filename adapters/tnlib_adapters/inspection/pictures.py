@@ -34,9 +34,14 @@ def head_score_maps(readings: Readings) -> Figure:
     """Draw attention shares and copying scores, as far as measured, layers as rows and heads as columns."""
     maps = {} if readings.scores is None else {kind: getattr(readings.scores, kind) for kind in get_args(HeadKind)}
     styles = [("Blues", 0.0, 1.0, "share of attention")] * len(maps)
-    if readings.copying is not None:
-        maps["copying"] = readings.copying
-        styles.append(("RdBu_r", -1.0, 1.0, "score"))
+    copying = readings.copying
+    of_inputs = (
+        {} if copying is None else {"embeddings": copying.embeddings, "streams after layer 0": copying.first_layer}
+    )
+    for inputs, scores in of_inputs.items():
+        if scores is not None:
+            maps[f"copying of {inputs}"] = scores
+            styles.append(("RdBu_r", -1.0, 1.0, "score"))
     return _maps(maps, styles)
 
 

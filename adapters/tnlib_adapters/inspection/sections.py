@@ -98,7 +98,7 @@ def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
             heads = f"head {head_name(reader)} reads head {head_name(writer)}"
             yield (
                 f"{READS[kind].capitalize()}{name[1:]}: {heads}, {multiple:.2f} times chance",
-                composition_diagram(kind, later, earlier),
+                composition_diagram(kind, later, earlier, layers=(reader[0], writer[0])),
             )
 
 
@@ -109,7 +109,7 @@ def _terms(inspection: Inspection, draw: Draw) -> list[str]:
         return []
     ((writer, reader, _),) = inspection.compositions["K"].largest(1)
     earlier, later = ((checkpoint.attention(layer), head) for layer, head in (writer, reader))
-    picture = draw(tnlib.draw([term_diagram(name, later, earlier) for name in NAMES]).figure)
+    picture = draw(tnlib.draw([term_diagram(name, later, earlier, layers=(1, 0)) for name in NAMES]).figure)
     pair = f"{head_name(writer)} and {head_name(reader)}"
     return [f"<details><summary>All ten terms of heads {pair}</summary>{picture}</details>"]
 
@@ -165,7 +165,8 @@ def heads(inspection: Inspection, draw: Draw) -> list[str]:
             "<p>Three scores are the mean attention on repeated random tokens: to the previous token, to earlier "
             "occurrences of the same token (duplicate), and to the tokens that followed them (induction). The copying "
             "score is the sum of the eigenvalues of the circuit from tokens to logits, divided by the sum of their "
-            "moduli. It is 1 if a head raises the logits of the tokens that it attends to.</p>",
+            "moduli. It is 1 if a head raises the logits of the tokens that it attends to. A head reads the embedding "
+            "of a token, or what the first layer makes of it; heads of deep models copy by one of the two.</p>",
             draw(head_score_maps(readings)),
         ]
     if readings.induction is not None:

@@ -91,8 +91,9 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
         assert " ".join(map(str, report.order)) in parts["gauge"]
     assert "Previous-token head 0.3" in parts["heads"]
     assert builtin.compositions["K"].largest(1)[0][0] == (0, 3)
-    assert builtin.readings.copying.shape == (2, 4)
-    assert builtin.readings.copying[1].min() > 0.9
+    copying = builtin.readings.copying
+    assert copying.embeddings.shape == copying.first_layer.shape == (2, 4)
+    assert min(copying.embeddings[1].min(), copying.first_layer[1].min()) > 0.9
     assert builtin.readings.scores.largest("previous", 1)[0][0] == (0, 3)
     read = [(one.layer, one.head) for one in builtin.readings.heads]
     assert sorted(read) == list(np.ndindex(2, 4))
