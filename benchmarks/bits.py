@@ -24,16 +24,16 @@ import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
-from tnlib_adapters.compression.evaluation.evaluate import Reference
+from tnlib_adapters.compression.compressed_part import names_of, read_weight
+from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight
 from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, input_of, open_running
-from tnlib_adapters.instrument.weight_inputs import WeightUses, find_uses
+from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, open_running
+from tnlib_adapters.instrument.weight_inputs import WeightUses, find_uses, input_of
 
 from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts

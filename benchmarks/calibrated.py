@@ -91,11 +91,11 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-        from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
+        from tnlib_adapters.compression.compressed_part import count_attention
+        from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
-        from tnlib_adapters.compression.sizes import count_attention
         from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.expansion import expand
         from tnlib_adapters.instrument.block import install

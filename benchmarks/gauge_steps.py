@@ -24,9 +24,9 @@ from scipy.linalg import block_diag
 from tnlib_adapters import Attention, Budget, Calibration, Checkpoint, Run
 from tnlib_adapters.checkpoints.modified import wide
 from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.compressed_part import names_of
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import rounding_loss
-from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.factors.projections import NAMES

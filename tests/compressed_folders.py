@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tnlib_adapters.cli_options import arguments_of
-from tnlib_adapters.compression.limits import Limits
+from tnlib_adapters.compression.source_model import Limits
 
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "I8": "i1", "BOOL": "?"}
 ATTENTION = {
@@ -158,7 +158,7 @@ def tail(s: np.ndarray, rank: int) -> float:
     return math.sqrt(float(np.sum(s[rank:] ** 2)) / float(np.sum(s**2)))
 
 
-PAGE = "tnlib_adapters.compression.report.html.write_page"
+PAGE = "tnlib_adapters.compression.report_page.write_page"
 _STAND_INS: dict[str, Callable[..., Any]] = {
     PAGE: lambda report, file: file.write_text("page", encoding="utf-8"),
     "tnlib_adapters.compression.compress.measure_quality": lambda before, after: {},

@@ -8,8 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tnlib_adapters import open_checkpoint
-from tnlib_adapters.compression.methods.other_matrices import names_of
-from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.compressed_part import count_attention, names_of
 
 from benchmarks import bits, calibrated, study_picture
 from benchmarks.study_tables import TABLES, by_size, read_rows

@@ -13,8 +13,8 @@ from .checkpoints.format_table import compare_formats as compare_formats
 from .checkpoints.modified import save_checkpoint as save_checkpoint
 from .checkpoints.weight_stacks import View as View
 from .compression.compress import compress as compress
-from .compression.evaluation.evaluate import Evaluation as Evaluation
-from .compression.evaluation.evaluate import evaluate as evaluate
+from .compression.evaluate import Evaluation as Evaluation
+from .compression.evaluate import evaluate as evaluate
 from .compression.options import Budget as Budget
 from .compression.options import Calibration as Calibration
 from .compression.options import Run as Run

@@ -162,7 +162,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
     in nats per token, in windows of 256 tokens. Needs torch and transformers.
     """
     with command() as progress:
-        from tnlib_adapters.compression.evaluation.evaluate import evaluate as run
+        from tnlib_adapters.compression.evaluate import evaluate as run
 
         evaluation = run(_folder(source), out, text, **options, progress=progress)
     from tnlib_adapters.compression.terminal import show_evaluation

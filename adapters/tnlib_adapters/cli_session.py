@@ -118,7 +118,7 @@ def _refuse(sentence: str, status: int = 2) -> NoReturn:
 def _progress(check: Callable[[], None]) -> Iterator[Progress]:
     """Yield a function that calls `check` and shows (stage, done, total) as a bar on standard error."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars of transformers would overwrite ours
-    from tnlib_adapters.compression.report.progress_bars import progress_bars
+    from tnlib_adapters.compression.progress import progress_bars
 
     with progress_bars(check) as show:
         yield show

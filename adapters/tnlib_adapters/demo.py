@@ -17,11 +17,11 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.weight_stacks import embedding
 from tnlib_adapters.compression.compress import compress
-from tnlib_adapters.compression.evaluation.evaluate import loss_on_repeats
+from tnlib_adapters.compression.compressed_part import attention_tensors
+from tnlib_adapters.compression.evaluate import loss_on_repeats
 from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
-from tnlib_adapters.compression.sizes import attention_tensors
 from tnlib_adapters.data import builtin_path
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat, round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder

@@ -341,7 +341,7 @@ COMPRESSION = [
         ),
     ),
     *_in(
-        "adapters/tnlib_adapters/compression/evaluation/evaluate.py",
+        "adapters/tnlib_adapters/compression/evaluate.py",
         (
             "losses[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)",
             "losses[2, text, tokens] = (logs[1].exp() * (logs[1] - logs[0])).sum(-1)",
@@ -375,7 +375,7 @@ COMPRESSION = [
         ),
     ),
     *_in(
-        "adapters/tnlib_adapters/factors/packing.py",
+        "adapters/tnlib_adapters/factors/integers.py",
         (
             "packed[:, byte + 1] |= blocks[:, k] >> (8 - shift)",
             "packed[:, byte + 1] |= blocks[:, k] >> (7 - shift)",

@@ -10,25 +10,30 @@ from typing import Any
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
+from tnlib_adapters.compression.compressed_part import (
+    compressed_weights,
+    count_matrix,
+    left_dense,
+    names_of,
+    plain_bytes,
+    role_of,
+    stored_bytes,
+)
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
-from tnlib_adapters.compression.evaluation.evaluate import measure_on_text, measure_quality
-from tnlib_adapters.compression.evaluation.operator_errors import compare_attention, compare_modules, root_mean_square
-from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes
+from tnlib_adapters.compression.evaluate import measure_on_text, measure_quality
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.gguf_file import to_gguf
-from tnlib_adapters.compression.limits import limits_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
-from tnlib_adapters.compression.methods.other_matrices import compressed_weights, left_dense, names_of, role_of
 from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.planner import make_plan
-from tnlib_adapters.compression.report.html import write_report
-from tnlib_adapters.compression.report.report import MatrixReport, Report, RoundedReport, peak_memory
+from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport, peak_memory
+from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
-from tnlib_adapters.compression.sizes import count_matrix, plan_bytes, stored_bytes
-from tnlib_adapters.compression.source_model import SourceModel, check_finite, open_source, request_placement
+from tnlib_adapters.compression.source_model import SourceModel, check_finite, limits_of, open_source, request_placement
 from tnlib_adapters.compression.text import TokenSequences
-from tnlib_adapters.compression.write import loading_code, write_checkpoint
+from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text

@@ -15,24 +15,26 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
-from tnlib_adapters.compression.limits import Limits, limits_of
-from tnlib_adapters.compression.methods.components import components_on_device
-from tnlib_adapters.compression.methods.factorise import factorise_layer, factorise_weight
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.method_table import TABLE
-from tnlib_adapters.compression.methods.other_matrices import (
+from tnlib_adapters.compression.compressed_part import (
     compressed_weights,
+    count_compressed,
     names_of,
+    stored_bytes,
     widest_component,
 )
+from tnlib_adapters.compression.methods.components import components_on_device
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.matrices import factorise_layer
+from tnlib_adapters.compression.methods.method_table import TABLE, resolve
 from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.sizes import count_compressed, stored_bytes
 from tnlib_adapters.compression.source_model import (
     CalibrationText,
     CheckedSource,
+    Limits,
     SourceModel,
+    limits_of,
     open_source,
     request_placement,
 )
@@ -260,7 +262,7 @@ def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = Fal
     reads, slopes = (np.ones(m, np.float32) if is_table else _random_moments(m)), _random_moments(n)
     started = time.perf_counter()
     if request.calibration is None:
-        factorise_weight(row, weight)
+        resolve(row.factorise)(weight)
     elif request.in_bits:
         quantized = QuantizedWeight(weight, Metric(reads, slopes), by_row=is_table, forms=forms_of(request))
         quantized.rounded(next(k for k, option in enumerate(quantized.options) if option.rank is None))

@@ -9,20 +9,14 @@ from functools import partial
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, Plan
-from tnlib_adapters.compression.methods.factorise import (
-    FactorisedWeight,
-    ModuleWeights,
-    factorise_layer,
-    factorise_weight,
-)
+from tnlib_adapters.compression.compressed_part import count_compressed, names_of, read_weight, role_of, weight_of
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights, Plan
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.matrices import FactorisedWeight, factorise_layer
 from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
-from tnlib_adapters.compression.methods.other_matrices import names_of, read_weight, role_of, weight_of
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request, check_attention, check_method, check_runs, check_uncompressed
-from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import rounded
@@ -138,4 +132,4 @@ def _weight(method: Method, checkpoint: Checkpoint, name: str) -> Call:
 
 
 def _module_weight(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
-    return ModuleWeights({"": FactorisedWeight(weight, factorise_weight(method, weight))}, n_bias)
+    return ModuleWeights({"": FactorisedWeight(weight, resolve(method.factorise)(weight))}, n_bias)

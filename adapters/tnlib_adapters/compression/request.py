@@ -250,7 +250,7 @@ class Request:
                 "compress: device and dtype are those of a model that runs on a text, got none; pass a file as "
                 "calibration (--calibrate TEXT), or leave them out."
             )
-        from tnlib_adapters.instrument.placement import placement_of
+        from tnlib_adapters.instrument.stored_weights import placement_of
 
         placement_of("compress", run.device, run.dtype)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tnlib_adapters.compression.report.report import INT8, headline, part_sizes, size_text, summarise, verdict
+from tnlib_adapters.compression.report import INT8, headline, part_sizes, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.files.folder import path_text
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.evaluation.evaluate import Evaluation
-    from tnlib_adapters.compression.report.report import Report, RoundedReport
+    from tnlib_adapters.compression.evaluate import Evaluation
+    from tnlib_adapters.compression.report import Report, RoundedReport
 
 
 def show_report(report: Report, out: Path) -> None:

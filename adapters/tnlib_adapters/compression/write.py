@@ -14,6 +14,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import AttentionWiring, Linear
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF, GGUF_FILE
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
@@ -238,6 +239,25 @@ def replaced_names(checkpoint: Checkpoint, module: str, described: Sequence[Desc
         names += [linear.weight] if set(letters) <= weights else []
         names += [f"{linear.module}.bias"] if set(letters) <= biases else []
     return names
+
+
+def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
+    """Return the bytes of the tensors of the compressed part in the factored layout; row indices are in config.json.
+
+    The tensors of a module are written in the widest dtype of those that they replace; others are copied.
+    """
+    wiring, tensors, total = checkpoint.wiring, checkpoint.folder.tensors, 0
+    layers = {module: layer for layer, module in enumerate(wiring.attention_modules)}
+    for module, described in plan.descriptions.items():
+        if module in layers:
+            before = {info.name for info in attention_tensors(checkpoint, layers[module])}
+        else:
+            before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
+        replaced = replaced_names(checkpoint, module, described)
+        float_bits = float_width(tensors[name] for name in replaced)
+        total += sum(description.n_bits(float_bits) for description in described) // 8
+        total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
+    return total
 
 
 def _multiplied_out(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> dict[str, Array]:

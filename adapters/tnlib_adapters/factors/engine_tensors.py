@@ -26,8 +26,7 @@ import numpy as np
 from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.factors.config_section import quantization
-from tnlib_adapters.factors.integers import IntegerFormat, Integers
-from tnlib_adapters.factors.packing import pack, unpack
+from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import FLOATS, TensorInfo, check_finite, encode
 

@@ -31,8 +31,9 @@ from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward, run_block
-from tnlib_adapters.instrument.running_model import RunningModel, find_module, input_of, output_of, stopping_after
+from tnlib_adapters.instrument.running_model import RunningModel, find_module
 from tnlib_adapters.instrument.stored_weights import Group
+from tnlib_adapters.instrument.weight_inputs import input_of, output_of, stopping_after
 
 _RIDGE = 0.03
 RATE = 0.03  # learning rate, relative to the root mean square of a factor

@@ -1,4 +1,4 @@
-"""A loaded transformers model: loading, the modules of its attention, hooks on them, and output probes.
+"""A loaded transformers model: loading, the modules of its attention, and the sequences of a text.
 
 Every projection of the table of architectures is a module, so that forward hooks on modules suffice for any attention
 kernel:
@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +29,18 @@ from tnlib_adapters.attention.layer_arguments import wire_model
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.projections import columns_of_head
 from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
-from tnlib_adapters.files.tokenizer import MAX_TOKENS, load_tokenizer
-from tnlib_adapters.instrument.placement import Placement
+from tnlib_adapters.files.tokenizer import MAX_TOKENS, OFFLINE, load_tokenizer, loaded
 from tnlib_adapters.instrument.stored_weights import (
     Change,
+    Placement,
     Source,
     StoredWeights,
     find_stored,
-    make_without_weights,
 )
 
 _FEWEST, _BATCHES = 512, 8  # tokens of a batch, and batches, of a short text
 
 
-Key = TypeVar("Key")
 # a text, a conversation as messages with "role" and "content", or token ids
 Document = str | list[dict[str, str]] | npt.NDArray[np.integer[Any]]
 
@@ -266,6 +264,52 @@ def _empty_model(checkpoint: Checkpoint, function: str) -> tuple[Any, dict[str, 
     return model, find_stored(model, checkpoint, function)
 
 
+def make_without_weights(function: str, checkpoint: Checkpoint) -> Any:
+    """Return the transformers model of a checkpoint with all parameters on the meta device, in evaluation mode.
+
+    Buffers that are computed from the config, such as rotary frequencies, are in place.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTextEncoding
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the config of compressed folders
+
+    folder = checkpoint.folder.path
+
+    def make() -> Any:
+        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
+        if hasattr(config, "quantization_config"):  # of a compressed folder: its weights are multiplied out
+            del config.quantization_config
+        predicts = checkpoint.wiring.unembedding is not None
+        encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # AutoModel may also make a decoder, as for T5
+        loader: Any = AutoModelForCausalLM if predicts else AutoModelForTextEncoding if encodes else AutoModel
+        with _parameters_on_meta():
+            return loader.from_config(config, dtype=torch.float32).eval()
+
+    return loaded(function, f"the model in {folder}", make)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move every parameter to the meta device as it is assigned to a module, uninitialized; buffers stay."""
+    from transformers import PreTrainedModel
+
+    register, initialize = nn.Module.register_parameter, PreTrainedModel.initialize_weights
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        on_meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, on_meta)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
+    # three quarters of the time for a small model, whose values are read from files
+    PreTrainedModel.initialize_weights = lambda model: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        PreTrainedModel.initialize_weights = initialize  # type: ignore[method-assign]
+
+
 def _with_weights(
     empty: RunningModel,
     source: Source,
@@ -322,81 +366,8 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 
-def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
-    """Return the gradient of a random probe with respect to the output.
-
-    The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
-    from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
-    twice the Kullback-Leibler divergence of the predictions.
-    """
-    if not model.predicts:
-        return torch.randn(out.shape, generator=generator).to(out)
-    p = out.detach().softmax(-1)
-    drawn = draw_tokens(p, generator)
-    # d log p[drawn] / d logits = 1[drawn] - p
-    slope = p.neg_().scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=p.dtype))
-    return slope.mul_(batch.mask[..., None])
-
-
-def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Sample one index (..., 1) per row of probabilities (..., vocabulary), by inverting the cumulative sums.
-
-    `torch.multinomial` draws one random number per entry, which takes longer than the forward pass of a small model.
-    """
-    sums = p.cumsum(-1)
-    at = torch.rand((*p.shape[:-1], 1), generator=generator).to(sums) * sums[..., -1:]
-    return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
-
-
 def _padded(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> Batch:
     longest = max(map(len, ids))
     tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids], device=device)
     return Batch(tokens, mask, is_padded=any(len(row) < longest for row in ids))
-
-
-@contextmanager
-def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Store the output of a module in into[key] whenever it runs inside the block."""
-
-    def hook(_: nn.Module, __: Any, out: Tensor) -> None:
-        into[key] = out
-
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Store the input of a module in into[key] whenever it runs inside the block."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-        into[key] = args[0]
-
-    handle = module.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-class _Reached(Exception):
-    """Raised after the last module that has to run."""
-
-
-@contextmanager
-def stopping_after(module: nn.Module) -> Iterator[None]:
-    """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
-
-    def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
-        raise _Reached
-
-    handle = module.register_forward_hook(hook)
-    try:
-        with suppress(_Reached):
-            yield
-    finally:
-        handle.remove()

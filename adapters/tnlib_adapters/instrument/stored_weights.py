@@ -1,4 +1,4 @@
-"""Weights of a transformers model in memory only while they are needed: the model is made without them.
+"""Weights of a transformers model in memory, or on a device, only while they are needed.
 
 A group of weights is one block, or all weights outside the blocks. A group is read from the checkpoint when it is
 loaded, factored weights multiplied out, and converted to float32. The weights of a small model stay in memory; of a
@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tnlib import FileFormatError
+from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.process_memory import WEIGHTS as IN_MEMORY
-from tnlib_adapters.files.tokenizer import OFFLINE, loaded
-from tnlib_adapters.instrument.placement import Placement
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 _ROTARY = r"rotary_emb\.inv_freq"  # stored by older versions of transformers
@@ -36,50 +35,38 @@ Group = dict[str, Tensor]  # name of a parameter or buffer in the model -> its v
 Change = Callable[[int, Group], Group]  # index and weights of a group -> changed weights
 
 
-def make_without_weights(function: str, checkpoint: Checkpoint) -> Any:
-    """Return the transformers model of a checkpoint with all parameters on the meta device, in evaluation mode.
+@dataclass(frozen=True)
+class Placement:
+    """Device and dtype of the weights of a running model."""
 
-    Buffers that are computed from the config, such as rotary frequencies, are in place.
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  immutable
+    dtype: torch.dtype = torch.float32
+
+    def place(self, value: Tensor) -> Tensor:
+        """Return a weight or buffer on the device; floats in the dtype."""
+        return value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+
+
+def placement_of(function: str, device: str, dtype: str) -> Placement:
+    """Return the placement of these names, such as "cuda:0" and "bfloat16".
+
+    Raises
+    ------
+    ArgumentError
+        If torch does not reach the device, or the dtype is not one of `DTYPES`.
     """
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForTextEncoding
-    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
-
-    import tnlib_adapters.transformers_plugin  # noqa: F401  registers the config of compressed folders
-
-    folder = checkpoint.folder.path
-
-    def make() -> Any:
-        config = AutoConfig.from_pretrained(str(folder), **OFFLINE)
-        if hasattr(config, "quantization_config"):  # of a compressed folder: its weights are multiplied out
-            del config.quantization_config
-        predicts = checkpoint.wiring.unembedding is not None
-        encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # AutoModel may also make a decoder, as for T5
-        loader: Any = AutoModelForCausalLM if predicts else AutoModelForTextEncoding if encodes else AutoModel
-        with _parameters_on_meta():
-            return loader.from_config(config, dtype=torch.float32).eval()
-
-    return loaded(function, f"the model in {folder}", make)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Move every parameter to the meta device as it is assigned to a module, uninitialized; buffers stay."""
-    from transformers import PreTrainedModel
-
-    register, initialize = nn.Module.register_parameter, PreTrainedModel.initialize_weights
-
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        on_meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, on_meta)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
-    # three quarters of the time for a small model, whose values are read from files
-    PreTrainedModel.initialize_weights = lambda model: None  # type: ignore[method-assign]
+    if dtype not in DTYPES:
+        names = ", ".join(map(repr, DTYPES))
+        raise ArgumentError(f"{function}: dtype must be one of {names}, got {dtype!r}.")
     try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-        PreTrainedModel.initialize_weights = initialize  # type: ignore[method-assign]
+        torch_device = torch.device(device)
+        torch.zeros(1, device=torch_device).cpu()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ArgumentError(
+            f"{function}: device must be one that torch computes on here, such as 'cpu', got {device!r} "
+            f"({str(error).splitlines()[0]}); name another, or leave it out."
+        ) from error
+    return Placement(torch_device, DTYPES[dtype])
 
 
 @dataclass(frozen=True)

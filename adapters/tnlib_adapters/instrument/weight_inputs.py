@@ -1,4 +1,4 @@
-"""Inputs of the weights of a running model, and gradients of random probes at their outputs.
+"""Inputs of the weights of a running model, and gradients of random probes at their outputs, by hooks on modules.
 
 The key of a weight is its layer and name for a projection, "3.q", and the module name outside the attention. Inputs
 have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y". A table of
@@ -8,9 +8,9 @@ embeddings that also makes the predictions has two uses: its module name, and `W
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,7 @@ from tnlib_adapters.instrument.running_model import (
     Batch,
     Projection,
     RunningModel,
-    draw_probe,
     find_matrix,
-    input_of,
-    output_of,
 )
 from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
@@ -46,6 +43,7 @@ class WeightUse:
         return isinstance(self.module, nn.Embedding)
 
 
+Key = TypeVar("Key")
 WeightUses = Mapping[str, WeightUse]
 
 
@@ -190,5 +188,78 @@ def _leaf_at(module: nn.Module) -> Iterator[None]:
     handle = module.register_forward_hook(hook)
     try:
         yield
+    finally:
+        handle.remove()
+
+
+def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
+    """Return the gradient of a random probe with respect to the output.
+
+    The probe of an embedding e is v . e with v normal; that of predictions is the log-probability of tokens sampled
+    from the predictions. The mean square of its change is, to lowest order, the squared change of the embedding, or
+    twice the Kullback-Leibler divergence of the predictions.
+    """
+    if not model.predicts:
+        return torch.randn(out.shape, generator=generator).to(out)
+    p = out.detach().softmax(-1)
+    drawn = draw_tokens(p, generator)
+    # d log p[drawn] / d logits = 1[drawn] - p
+    slope = p.neg_().scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=p.dtype))
+    return slope.mul_(batch.mask[..., None])
+
+
+def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample one index (..., 1) per row of probabilities (..., vocabulary), by inverting the cumulative sums.
+
+    `torch.multinomial` draws one random number per entry, which takes longer than the forward pass of a small model.
+    """
+    sums = p.cumsum(-1)
+    at = torch.rand((*p.shape[:-1], 1), generator=generator).to(sums) * sums[..., -1:]
+    return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
+
+
+@contextmanager
+def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
+    """Store the output of a module in into[key] whenever it runs inside the block."""
+
+    def hook(_: nn.Module, __: Any, out: Tensor) -> None:
+        into[key] = out
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
+    """Store the input of a module in into[key] whenever it runs inside the block."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+        into[key] = args[0]
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Reached(Exception):
+    """Raised after the last module that has to run."""
+
+
+@contextmanager
+def stopping_after(module: nn.Module) -> Iterator[None]:
+    """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
+
+    def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
+        raise _Reached
+
+    handle = module.register_forward_hook(hook)
+    try:
+        with suppress(_Reached):
+            yield
     finally:
         handle.remove()

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
-from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.factors.packing import period
+from tnlib_adapters.factors.integers import IntegerFormat, period
 
 Factors = Mapping[str, Tensor]
 

@@ -29,8 +29,7 @@ from tnlib_adapters.transformers_plugin.factored_linear import (
     as_dense,
     no_numbers,
 )
-from tnlib_adapters.transformers_plugin.head_linear import IntoHeads, OutOfHeads
-from tnlib_adapters.transformers_plugin.interpolative_linear import InterpolativeLinear
+from tnlib_adapters.transformers_plugin.indexed_linear import InterpolativeLinear, IntoHeads, OutOfHeads
 
 STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
 

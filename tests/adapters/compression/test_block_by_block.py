@@ -17,10 +17,14 @@ transformers = pytest.importorskip("transformers")
 
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.evaluation import evaluate as evaluation  # noqa: E402
-from tnlib_adapters.compression.evaluation.evaluate import Evaluation, Reference, evaluate_running  # noqa: E402
-from tnlib_adapters.compression.evaluation.plain_int8 import round_weights  # noqa: E402
-from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
+from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
+from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
+from tnlib_adapters.compression.evaluate import (  # noqa: E402
+    Evaluation,
+    Reference,
+    evaluate_running,
+    round_weights,
+)
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402

@@ -22,13 +22,16 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of  # noqa: E402
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
-from tnlib_adapters.compression.evaluation.evaluate import evaluate, evaluate_running  # noqa: E402
-from tnlib_adapters.compression.methods.calibrated import fold_biases, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.methods.factorise import ModuleWeights  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
+    collect_calibration,
+    fold_biases,
+    with_bias_row,
+)
+from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
+from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
-from tnlib_adapters.compression.report.report import summarise  # noqa: E402
+from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
@@ -36,9 +39,10 @@ from tnlib_adapters.factors.projections import Products, Projections  # noqa: E4
 from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
-from tnlib_adapters.instrument.running_model import Batch, draw_tokens, open_running  # noqa: E402
+from tnlib_adapters.instrument.running_model import Batch, open_running  # noqa: E402
 from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
+    draw_tokens,
     find_uses,
     observe_block,
     observe_output,

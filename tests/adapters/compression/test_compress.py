@@ -36,7 +36,7 @@ def without_pictures() -> Iterator[None]:
     """Drawing takes most of the time of a small compression; one test below has the real page."""
     with pytest.MonkeyPatch.context() as patch:
         leave_out_page(patch)
-        patch.setattr("tnlib_adapters.compression.evaluation.evaluate.SEQUENCES", 60)
+        patch.setattr("tnlib_adapters.compression.evaluate.SEQUENCES", 60)
         yield
 
 

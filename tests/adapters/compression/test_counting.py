@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tnlib_adapters import builtin_path, open_checkpoint
-from tnlib_adapters.compression.sizes import count_attention, stored_bytes
+from tnlib_adapters.compression.compressed_part import count_attention, stored_bytes
 
 pytest.importorskip("torch")
 MODELS = pytest.importorskip("transformers_models").MODELS

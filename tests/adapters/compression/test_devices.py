@@ -19,13 +19,13 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options, few_steps  # noqa: E402
 from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration import weighted_moments  # noqa: E402
+from tnlib_adapters.compression.calibration import statistics  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
-from tnlib_adapters.instrument.placement import Placement  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
+from tnlib_adapters.instrument.stored_weights import Placement  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
@@ -81,7 +81,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         hosted.append(value.dtype)
         return np.zeros(1, np.float32)
 
-    monkeypatch.setattr(weighted_moments, "on_host", to_host)
+    monkeypatch.setattr(statistics, "on_host", to_host)
     projections, matrices = checkpoint.projections(1), checkpoint.wiring.layers[1].feed_forward_matrices
     weights = {name: projections.weights[name] for name in NAMES}
     weights |= {own.name: own.on_rows(checkpoint.read(own.weight)) for own in matrices}
@@ -99,7 +99,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
         assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
         assert at_stream.device == DEVICE
-        sums = weighted_moments.MomentSums(None)
+        sums = statistics.MomentSums(None)
         for key, own in reads.items():
             sums.add(key, own)
         assert sums.finish().keys() == reads.keys()

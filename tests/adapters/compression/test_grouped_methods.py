@@ -10,8 +10,8 @@ import pytest
 from compressed_folders import relative, tail
 from oracles import normal
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
+from tnlib_adapters.compression.methods.matrices import factorise_layer
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.methods.tensor_stacks import TuckerStack
 from tnlib_adapters.factors.expansion import expand

@@ -13,9 +13,8 @@ from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.factorise import factorise_layer
 from tnlib_adapters.compression.methods.head_products import Heads
-from tnlib_adapters.compression.methods.matrices import refuse_unsplittable, split_evenly
+from tnlib_adapters.compression.methods.matrices import factorise_layer, refuse_unsplittable, split_evenly
 from tnlib_adapters.compression.methods.method_table import METHODS, TABLE
 from tnlib_adapters.compression.methods.tensor_stacks import CPStack, TuckerStack
 from tnlib_adapters.factors.expansion import expand

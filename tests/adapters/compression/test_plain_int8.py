@@ -19,14 +19,15 @@ import tnlib_adapters  # noqa: E402
 import tnlib_adapters.transformers_plugin  # noqa: E402  # registers the layout
 from command_line import run_command  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes, round_weights  # noqa: E402
-from tnlib_adapters.compression.report.html import write_page  # noqa: E402
-from tnlib_adapters.compression.report.report import (  # noqa: E402
+from tnlib_adapters.compression.compressed_part import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.evaluate import round_weights  # noqa: E402
+from tnlib_adapters.compression.report import (  # noqa: E402
     RoundedReport,
     headline,
     summarise,
     verdict,
 )
+from tnlib_adapters.compression.report_page import write_page  # noqa: E402
 from tnlib_adapters.compression.terminal import show_report  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 

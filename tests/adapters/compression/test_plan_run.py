@@ -14,8 +14,8 @@ from command_line import run_command
 from compressed_folders import by_options, digest
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, Run, builtin_path, open_checkpoint, plan
-from tnlib_adapters.compression.limits import Limits, limits_of
 from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.source_model import Limits, limits_of
 
 from tnlib import ArgumentError, ArgumentTypeError, TnlibError
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tnlib_adapters
 from compressed_folders import by_options, few_steps
-from tnlib_adapters.compression.progress import Stage
-from tnlib_adapters.compression.report.progress_bars import State, progress_bars
+from tnlib_adapters.compression.progress import Stage, State, progress_bars
 
 
 def test_a_stage_states_its_part_and_its_tokens() -> None:

@@ -26,9 +26,9 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
-from tnlib_adapters.compression.report.report import Report  # noqa: E402
+from tnlib_adapters.compression.compressed_part import plan_bytes  # noqa: E402
+from tnlib_adapters.compression.report import Report  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
-from tnlib_adapters.compression.sizes import plan_bytes  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402

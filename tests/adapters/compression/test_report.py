@@ -13,11 +13,11 @@ from compressed_folders import attention_tensors, dense_layers, read_config, rea
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.compression.evaluation.operator_errors import compare_layer
+from tnlib_adapters.compression.compressed_part import stored_bytes
 from tnlib_adapters.compression.methods.method_table import METHODS
-from tnlib_adapters.compression.report.figures import error_curve
-from tnlib_adapters.compression.report.report import Report, summarise
-from tnlib_adapters.compression.sizes import stored_bytes
+from tnlib_adapters.compression.operator_errors import compare_layer
+from tnlib_adapters.compression.report import Report, summarise
+from tnlib_adapters.compression.report_page import error_curve
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
@@ -144,7 +144,7 @@ def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder
 
 @pytest.mark.usefixtures("without_pictures")
 def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters.compression.evaluation.evaluate import measure_quality
+    from tnlib_adapters.compression.evaluate import measure_quality
 
     checkpoint = open_checkpoint(saved("bert")[1])
     assert measure_quality(checkpoint, checkpoint) == {}

@@ -13,8 +13,8 @@ from checkpoint_folders import builtin_copy, random_folder
 from compressed_folders import by_options, dense_layers, relative
 from html_pages import Page, check_page, pictures
 from tnlib_adapters import Budget, compress, open_checkpoint
-from tnlib_adapters.compression.report.html import write_page
-from tnlib_adapters.compression.report.report import HeadReport, LayerReport, Report
+from tnlib_adapters.compression.report import HeadReport, LayerReport, Report
+from tnlib_adapters.compression.report_page import write_page
 
 REPORT, PAGE = "tnlib_report.json", "tnlib_report.html"
 

@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
-from tnlib_adapters.compression.methods.calibrated import ComponentOptions
+from tnlib_adapters.compression.calibration.calibrate import ComponentOptions
 from tnlib_adapters.compression.methods.components import components
-from tnlib_adapters.compression.methods.factorisation import Factorisation
-from tnlib_adapters.compression.methods.factorise import ModuleWeights
+from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.methods.method_table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.options import STORES

@@ -18,7 +18,7 @@ from checkpoint_folders import change_config, change_tensors  # noqa: E402
 from compressed_folders import by_options, read_config  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.compressed_part import plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,

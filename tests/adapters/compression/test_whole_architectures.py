@@ -17,7 +17,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
+from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
 from transformers_models import (  # noqa: E402
     MODELS,
     inputs,

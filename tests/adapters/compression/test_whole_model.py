@@ -22,12 +22,10 @@ import tnlib_adapters.transformers_plugin  # registers the layout  # noqa: E402
 from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import ComponentOptions, calibrated_parts  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
-from tnlib_adapters.compression.evaluation.plain_int8 import plain_bytes  # noqa: E402
-from tnlib_adapters.compression.methods.calibrated import ComponentOptions  # noqa: E402
+from tnlib_adapters.compression.compressed_part import names_of, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
-from tnlib_adapters.compression.methods.other_matrices import names_of  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
@@ -108,7 +106,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
     names = names_of(checkpoint, "all")
     request, parts_of = Request.of(Budget(keep=0.5), calibration="text.txt"), partial(calibrated_parts, "cpu")
     parts = collect_calibration(checkpoint, before, before.batches(text), parts_of, request)
-    from tnlib_adapters.compression.evaluation.evaluate import evaluate_running
+    from tnlib_adapters.compression.evaluate import evaluate_running
 
     for chosen in (names[1], names[-1]):
         one = parts[chosen].load().weights[""]

@@ -22,10 +22,11 @@ from tnlib_adapters.factors.integers import (
     IntegerFormat,
     Integers,
     int8_format,
+    pack,
     round_slices,
     round_to_nearest,
+    unpack,
 )
-from tnlib_adapters.factors.packing import pack, unpack
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 from tnlib import ArgumentError, FileFormatError

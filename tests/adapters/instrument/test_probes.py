@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tnlib_adapters.instrument.running_model import draw_tokens  # noqa: E402
+from tnlib_adapters.instrument.weight_inputs import draw_tokens  # noqa: E402
 
 DRAWS = 40_000
 

@@ -17,7 +17,7 @@ from tnlib_adapters.factors.factored_matrix import scale_name  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import InterpolativeLinear, keep_dequantized, use_packed_kernels  # noqa: E402
-from tnlib_adapters.transformers_plugin.packed_kernels import PackedProduct  # noqa: E402
+from tnlib_adapters.transformers_plugin.inference_layers import PackedProduct  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from tnlib import ArgumentError, ArgumentTypeError  # noqa: E402

@@ -1,40 +1,44 @@
-"""Calibrated factorisation of all layers: statistics of a text, rank selection, block-wise reconstruction."""
+"""Method "calibrated": weights by components that a text orders, rank selection, block-wise reconstruction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
+from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.compression.calibration.collect_calibration import (
+    WeightGroup,
+    collect_calibration,
+    streams_of_fit,
+    with_bias_row,
+)
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
-from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.methods.calibrated import ComponentOptions, projection_options, with_bias_row
+from tnlib_adapters.compression.compressed_part import count_compressed, names_of
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
     moments_of_rows,
     table_components,
 )
-from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, measure_of_text
-from tnlib_adapters.compression.methods.factorise import ModuleWeights
-from tnlib_adapters.compression.methods.other_matrices import names_of
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.sizes import count_compressed
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import NAMES, Products
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
+from tnlib_adapters.factors.interpolative import pack
+from tnlib_adapters.factors.projections import NAMES, Products, Projections
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
@@ -43,6 +47,98 @@ if TYPE_CHECKING:
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
 # 0.026 nats a token), and unembeddings are not fitted
 _NOT_FITTED = 2
+
+
+@dataclass(frozen=True)
+class ProjectionBias:
+    """Name, inputs and biases of a projection of the attention; the weight of a module has the name ""."""
+
+    name: str
+    n_in: int  # inputs, without a bias row
+    is_biased: bool = False  # the bias is 0 where no row of the weight holds it
+    output_bias: Array | None = None  # of projection "o"
+
+    @property
+    def has_bias_row(self) -> bool:
+        """True if the last row of the weight may be its bias."""
+        return self.is_biased and self.name != "o"
+
+
+class ComponentOptions:
+    """A weight by a number of its components while their factors are smaller than the weight, then the dense weight.
+
+    All heads of a projection share its components, so rotary embeddings and norms may act between queries and keys.
+
+    Parameters
+    ----------
+    weight
+        (in, out); of a projection with its bias as the last row, see `with_bias_row`.
+    components
+        Of `weight`.
+    projection
+        Of the attention, with its biases; None for the weight of a module.
+    gauged
+        True if factors are stored without gauge freedom: not for a table, where a look-up needs all rows of a factor.
+    looked_up
+        True for a table without predictions.
+    """
+
+    def __init__(
+        self,
+        weight: Array,
+        components: Components,
+        projection: ProjectionBias | None = None,
+        *,
+        gauged: bool = True,
+        looked_up: bool = False,
+    ) -> None:
+        self.weight, self.components = weight, components
+        self.projection = projection or ProjectionBias("", len(weight))
+        self._gauged, self._looked_up = gauged, looked_up
+
+    @property
+    def curve(self) -> Curve:
+        """Numbers and losses of 0, 1, ... components, then of the dense weight."""
+        n_dense = (self.projection.n_in + self.projection.has_bias_row) * self.weight.shape[1]
+        curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
+        bias = self.projection.output_bias
+        return curve if bias is None else replace(curve, costs=curve.costs + bias.size)
+
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the factors of an option."""
+        return self.packed(self.factors(option), self.projection.output_bias)
+
+    def factors(self, option: int) -> tuple[Array, ...]:
+        """Return the matrices that are multiplied and fitted; () for a dense weight that is no projection."""
+        if option < len(self.curve.costs) - 1:
+            return self.components.first(option)
+        return (self.weight,) if self.projection.name else ()
+
+    def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
+        """Return the factored matrix with these factors."""
+        projection = self.projection
+        bias = {"bias": output_bias} if projection.name == "o" and output_bias is not None else {}
+        if len(factors) == 2 and self._gauged:
+            left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
+            biases = projection.name * projection.is_biased
+            return self._matrix("interpolative", {"left": left, "right": right} | bias, rows=rows, biases=biases)
+        if len(factors) == 2:
+            return self._matrix("low_rank", {"left": factors[0], "right": factors[1]})
+        (weight,) = factors or (self.weight,)
+        if projection.has_bias_row:
+            bias = {"bias": weight[projection.n_in] if len(weight) > projection.n_in else np.zeros(weight.shape[1])}
+        return self._matrix("dense", {whole_part(projection.name): weight[: projection.n_in]} | bias)
+
+    def _matrix(self, kind: str, arrays: Mapping[str, Array], **stored: Any) -> FactoredMatrix:
+        cast = {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
+        return FactoredMatrix(kind, self.projection.name, cast, **stored)
+
+
+def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:
+    """Return a projection with folded biases by the components of `with_bias_row`."""
+    output_bias = folded.biases.get("o") if name == "o" else None
+    projection = ProjectionBias(name, len(folded.weights[name]), name in folded.biases, output_bias)
+    return ComponentOptions(with_bias_row(folded, name), components, projection)
 
 
 def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:

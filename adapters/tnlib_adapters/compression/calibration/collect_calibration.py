@@ -1,26 +1,147 @@
-"""Calibration statistics of a text, and the weights that are factorised by them, block by block."""
+"""The selected weights in groups, a block or those outside, factorised by calibration statistics of a text."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
-from tnlib_adapters.compression.calibration.selected_weights import SelectedWeights, WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
+from tnlib_adapters.compression.compressed_part import names_of, read_weight, widest_component
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.other_matrices import widest_component
+from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.factors.projections import Projections, Sizes, put_together, take_apart
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.stored_weights import Change, Group
+    from tnlib_adapters.instrument.weight_inputs import WeightUses
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Weights of one block, or outside the blocks, and their calibration statistics.
+
+    Parameters
+    ----------
+    index, module
+        Index of the block, and path of its attention if that is compressed.
+    statistics
+        Of these weights at least.
+    projections
+        Projections of the attention with biases folded; None where they are not compressed.
+    weights
+        Weight (in, out) and size of the bias of the other modules.
+    """
+
+    index: int
+    module: str
+    statistics: Statistics
+    projections: Projections | None
+    weights: Mapping[str, tuple[Array, int]]
+
+
+@dataclass(frozen=True)
+class SelectedWeights:
+    """The weights of a checkpoint that `what` ("all", "linear", "attention" or "mlp") selects.
+
+    There are no layers for "mlp" and for attention on latent vectors.
+    """
+
+    checkpoint: Checkpoint
+    what: str
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Modules outside the projections of the attention."""
+        return names_of(self.checkpoint, self.what, with_text=True)
+
+    @cached_property
+    def layers(self) -> Sequence[int]:
+        """Layers whose projections are selected."""
+        return self.checkpoint.wiring.projection_layers(self.what)
+
+    @property
+    def modules(self) -> list[str]:
+        """All modules, attention first."""
+        return [*(self.checkpoint.wiring.attention_modules[k] for k in self.layers), *self.names]
+
+    def folded(self, model: RunningModel) -> RunningModel:
+        """Return the model with folded biases: moments must be those of the inputs of the folded weights."""
+        return model.changed(fold_biases_of(model, keys=self._drops_keys)) if self.layers else model
+
+    def uses(self, model: RunningModel) -> WeightUses:
+        """Return the uses of the weights in a running model."""
+        from tnlib_adapters.instrument.weight_inputs import find_uses
+
+        return find_uses(model, self.names, attention=bool(self.layers))
+
+    def read_group(self, group: int, uses: WeightUses, statistics: Statistics) -> WeightGroup:
+        """Read the weights of a group."""
+        checkpoint, projections, module = self.checkpoint, None, ""
+        if group in self.layers:
+            projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
+            module = checkpoint.wiring.attention_modules[group]
+        weights = {name: read_weight(checkpoint, name) for name in self.names if uses[name].group == group}
+        return WeightGroup(group, module, statistics, projections, weights)
+
+    @property
+    def _drops_keys(self) -> bool:
+        return not has_rotary_or_norms(self.checkpoint)
+
+
+def with_bias_row(folded: Projections, name: str) -> Array:
+    """Return a weight, with its bias as the last row if that is not 0; the output bias is not included."""
+    weight, bias = folded.weights[name], folded.biases.get(name)
+    if name == "o" or bias is None or not np.any(bias):
+        return weight
+    return np.concatenate([weight, bias[None]])
+
+
+def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projections:
+    """Return projections with b_K = 0 if `keys`, and with b_V moved into the output bias if there is one.
+
+    b_K adds a constant to all scores of a query, which softmax removes, and the rows of a pattern sum to 1.
+    """
+    biases = dict(projections.biases)
+    if keys and "k" in biases:
+        biases["k"] = np.zeros_like(biases["k"])
+    if "v" in biases and "o" in biases:
+        by_head = sizes.repeated(biases["v"].reshape(sizes.kv_heads, -1))
+        added = by_head.ravel().astype(np.float64) @ projections.weights["o"]
+        biases["o"] = (biases["o"] + added).astype(biases["o"].dtype)
+        biases["v"] = np.zeros_like(biases["v"])
+    return Projections(projections.weights, biases)
+
+
+def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
+    """Return the change of the weights of a model by `fold_biases`, which no output notices."""
+    import torch
+
+    layers = model.wiring.layers
+
+    def change(group: int, values: Group) -> Group:
+        if not 0 <= group < len(layers) or layers[group].attention.latent is not None:
+            return values
+        attention = layers[group].attention
+        projections = take_apart(attention, lambda name: values[name].numpy() if name in values else None)
+        folded = put_together(attention, fold_biases(projections, model.sizes, keys=keys))
+        return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
+
+    return change
+
 
 # checkpoint and group -> its factorised modules; without its arrays the checkpoint tells what is stored how
 PartsOf = Callable[[Checkpoint, WeightGroup], Mapping[str, Factorised]]

@@ -11,20 +11,18 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
+from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup, collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
-from tnlib_adapters.compression.calibration.selected_weights import WeightGroup
 from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.compressed_part import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
-from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
-from tnlib_adapters.compression.methods.factorise import ModuleWeights
+from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, RoundedProduct, StoredBias
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.sizes import attention_tensors, count_compressed, float_width
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix

@@ -1,4 +1,19 @@
-"""Calibration statistics of a running model over text, collected block by block, last to first."""
+r"""Calibration statistics of a running model over text: moments of inputs and gradients, collected block by block.
+
+A changed weight W - E changes a scalar L of the output by sum_t x_t E p_t, with inputs x_t and gradients p_t at the
+output. The expected square of one term is tr(P E^T A E) with A = E[x x^T] and P = E[p p^T], if x and p are independent.
+They are not: tokens with large gradients matter more, so A is the sum of |p_t|^2 x_t x_t^T.
+
+Errors of error-compensating rounding are nearly white in the metric of both moments (see `compensated_rounding`), so
+the mean square of the change, terms of different tokens included, is tr(P E^T A E) times
+
+    sum_s |A^-1/2 (sum_{t in s} x_t p_t^T) P^-1/2|^2 / (m n)
+
+with the sum over texts s of a sample, divided by the number of texts, or of tokens for a language model. This brings
+weights of all kinds to one unit. What low-rank factors leave out is not white, but the same scales serve: ranks chosen
+by the measured change of every component are no more accurate (built-in Llama, half of the attention: 0.0276 nats a
+token against 0.0274).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +21,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.weighted_moments import WeightedMoments
-from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.methods.components import damped, second_moments
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, Stage
-from tnlib_adapters.files.process_memory import release_free_memory
+from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.weighted_moments import Observed
-    from tnlib_adapters.instrument.block_passes import Call, Streams
+    import torch
+
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import WeightUses
+    from tnlib_adapters.instrument.weight_inputs import WeightUse, WeightUses
+
+    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
+    from tnlib_adapters.instrument.block_passes import Call, Streams
 
 
 @dataclass(frozen=True)
 class Statistics:
     """Calibration statistics of a text, by weight keys, in memory or read from files at every access.
-
-    See `weighted_moments` for what they mean.
 
     Parameters
     ----------
@@ -174,3 +192,173 @@ class _Collection:
 def mean_tokens(batches: Sequence[Batch]) -> int:
     """Return the mean number of tokens of a batch."""
     return sum(batch.n_tokens for batch in batches) // max(1, len(batches))
+
+
+_SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs
+_DAMPED = 0.01  # of the mean moment, added before an inverse is applied
+
+
+class WeightedMoments:
+    """Sums over batches of the moments of one group of weights.
+
+    With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
+    """
+
+    def __init__(self, model: RunningModel, uses: WeightUses, workspace: Workspace | None) -> None:
+        self._model, self._uses = model, uses
+        self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
+        self._energies, self._n_tokens, self._n_texts = dict[str, float](), 0, 0
+        self._sample: list[tuple[Batch, Observed]] = []
+
+    def add(self, batch: Batch, observed: Observed) -> None:
+        """Add the inputs and the gradients of a batch."""
+        reads, slopes = observed
+        weights: dict[str, torch.Tensor] = {}
+        for key, slope in slopes.items():
+            use = self._uses[key]
+            squares = slope.square().sum(-1)  # b t
+            add_to(self._energies, key, float(squares.sum()))
+            if use.predicts:
+                self._model.load(use.group)
+                slope = slope @ use.module.get_parameter("weight").float()  # at the input: V is too wide for moments
+            elif not use.is_table:
+                add_to(weights, use.reads, squares)
+            self._slopes.add(key, slope)
+        use_of = {use.reads: use for use in self._uses.values()}
+        for key, x in reads.items():
+            if use_of[key].is_table:
+                n_rows = len(use_of[key].module.get_parameter("weight"))
+                ids = x[x >= 0].cpu().numpy()
+                add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
+            else:
+                self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
+        if self._n_tokens < _SAMPLE:
+            of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
+            self._sample.append((batch, ({key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks)))
+        self._n_tokens += batch.n_tokens
+        self._n_texts += len(batch.ids)
+
+    def finish(self) -> tuple[Mapping[str, Array], Mapping[str, Array], dict[str, Array]]:
+        """Return moments of inputs, moments of gradients, and scales by key.
+
+        Of tables: the sum of |p|^2, and the numbers of tokens and of texts.
+        """
+        reads, slopes = self._reads.finish(), self._slopes.finish()
+        reads.add(self._counts)
+        scales = {key: np.array([scale]) for key, scale in self._scales(reads, slopes).items()}
+        n_texts = self._n_tokens if self._model.predicts else self._n_texts
+        for key, use in self._uses.items():
+            if not self._is_inside(use):
+                scales[key] = np.array([self._energies[key], self._n_tokens, n_texts])
+        return reads, slopes, scales
+
+    def _is_inside(self, use: WeightUse) -> bool:
+        return not (use.predicts or use.is_table)
+
+    def _scales(self, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> dict[str, float]:
+        """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
+        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, _ in self._sample)
+        scales: dict[str, float] = {}
+        inputs: dict[str, list[torch.Tensor]] = {}
+        for key, use in self._uses.items():
+            if not self._is_inside(use):
+                continue
+            moments = reads[use.reads]
+            n_rows = len(moments) - (use.projection is not None and use.projection.name != "o")  # without bias
+            if use.reads not in inputs:
+                rows = (observed[0][key][..., :n_rows] for _, observed in self._sample)
+                inputs[use.reads] = _whitened(rows, moments[:n_rows, :n_rows])
+            outputs = _whitened((observed[1][key] for _, observed in self._sample), slopes[key])
+            squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[use.reads], outputs, strict=True))
+            scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)
+        return scales
+
+
+def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Tensor]:
+    """Return x L^-T for batches of x (b, t, m), with moments L L^T."""
+    import torch
+
+    raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
+    lower = np.linalg.cholesky(raised)
+    inverse = torch.from_numpy(np.linalg.inv(lower).T.astype(np.float32, order="C"))
+    return [x @ inverse.to(x.device) for x in batches]  # well conditioned, as the moments are damped
+
+
+class MomentSums:
+    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum.
+
+    With a workspace the rows are in its files until `finish`.
+    """
+
+    def __init__(self, workspace: Workspace | None) -> None:
+        self._workspace = workspace
+        self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
+        self._waiting: dict[str, list[torch.Tensor]] = {}
+        self._stored: dict[str, list[_StoredRows]] = {}
+
+    def add(self, key: str, x: torch.Tensor) -> None:
+        """Add x (..., width)."""
+        rows = x.reshape(-1, x.shape[-1])
+        waiting = self._waiting.setdefault(key, [])
+        if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
+            self._put_together(key)
+        self._waiting[key].append(rows)
+
+    def finish(self) -> StoredArrays:
+        """Return the sums, in files of the workspace if there is one."""
+        for key in self._waiting:
+            self._put_together(key)
+        sums = StoredArrays(self._workspace or Workspace())
+        for key in list(self._stored):
+            for rows in self._stored.pop(key):
+                add_to(self._sums, key, _second_moments_on_device(rows.read()))
+            sums.add({key: on_host(self._sums.pop(key))})
+        sums.add({key: on_host(total) for key, total in self._sums.items()})
+        return sums
+
+    def _put_together(self, key: str) -> None:
+        import torch
+
+        if waiting := self._waiting[key]:
+            rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+            if self._workspace is None:
+                add_to(self._sums, key, _second_moments_on_device(rows))
+            else:
+                self._stored.setdefault(key, []).append(_StoredRows(self._workspace, rows))
+        self._waiting[key] = []
+
+
+class _StoredRows:
+    """Rows of a tensor in a file."""
+
+    def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
+        self._device, self._stored = rows.device, StoredArrays(workspace)
+        self._stored.add({"rows": on_host(rows)})
+
+    def read(self) -> torch.Tensor:
+        """Return the rows on their device."""
+        import torch
+
+        return torch.from_numpy(self._stored["rows"]).to(self._device)
+
+
+def add_to(sums: dict[str, Any], key: str, batch_sum: Any) -> None:
+    """Add to the sum of this key, in place if there is one."""
+    if key in sums:
+        sums[key] += batch_sum
+    else:
+        sums[key] = batch_sum
+
+
+def _second_moments_on_device(x: torch.Tensor) -> Any:
+    """Return the sum of x x^T over all axes but the last: an array for a tensor on the host, otherwise a tensor."""
+    if x.device.type == "cpu":
+        return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
+    flat = x.reshape(-1, x.shape[-1])
+    return flat.T @ flat
+
+
+def on_host(values: Any) -> Array:
+    """Return an array, or a tensor of any device, as an array."""
+    array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return array

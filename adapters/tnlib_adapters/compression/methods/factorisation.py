@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
+from typing import Protocol
 
 import numpy as np
 
@@ -38,6 +39,33 @@ Fit = Callable[[Mapping[str, Sequence[int]]], Iterable[tuple[str, list[FactoredM
 def measure_of_text(checkpoint: Checkpoint) -> str:
     """Return the error measure of this model on a text: of its predictions, or of its embeddings if it has none."""
     return COSINE if checkpoint.wiring.unembedding is None else DIVERGENCE
+
+
+class WeightOptions(Protocol):
+    """A weight (in, out) with several stored forms; the result of a method of unit "matrix", with `of` left empty."""
+
+    @property
+    def curve(self) -> Curve:
+        """Stored numbers or bits, and error, of every option, by ascending size."""
+
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the weight in the form of an option, with `module` left empty."""
+
+
+class ModuleWeights:
+    """The weights of a module, each with options of its own: projections of an attention, or the only one, ""."""
+
+    def __init__(self, weights: Mapping[str, WeightOptions], fixed: int = 0) -> None:
+        self.weights, self.fixed = weights, fixed
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Curve of every weight."""
+        return [weight.curve for weight in self.weights.values()]
+
+    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
+        """Return the weights at one option each."""
+        return [weight.at(option) for weight, option in zip(self.weights.values(), choice, strict=True)]
 
 
 @dataclass(frozen=True)

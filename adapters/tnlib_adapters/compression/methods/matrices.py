@@ -1,8 +1,11 @@
-"""Low-rank factors of one weight: truncated SVD, and TT-matrix."""
+"""Factors of one weight by truncated SVD or as a TT-matrix, and their options beside the dense weight."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -11,10 +14,60 @@ from tnlib._typing import Array
 from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.methods.components import components
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import Sizes
+from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
+from tnlib_adapters.compression.methods.method_table import Method, resolve
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
+from tnlib_adapters.factors.projections import NAMES, Projections, Sizes
 
 _LONG = 8  # ratio of the legs from which the Gram matrix is used: a table of embeddings costs an eighth of its SVD
+
+
+class FactorisedWeight:
+    """Options of a factorised weight: its factors while smaller than the weight, then the dense weight."""
+
+    def __init__(self, weight: Array, factorised: WeightOptions, of: str = "", bias: Array | None = None) -> None:
+        self._weight, self._factorised, self._of, self._bias = weight, factorised, of, bias
+        curve = factorised.curve
+        self._smaller = np.flatnonzero(curve.costs < weight.size)
+        costs = np.append(curve.costs[self._smaller], weight.size) + (0 if bias is None else bias.size)
+        self.curve = Curve(costs, np.append(curve.errors[self._smaller], 0.0))
+
+    def at(self, option: int) -> FactoredMatrix:
+        """Return the factors of one option."""
+        if option == len(self._smaller):
+            factorised = FactoredMatrix("dense", self._of, {whole_part(self._of): self._weight})
+        else:
+            factorised = replace(self._factorised.at(int(self._smaller[option])), of=self._of)
+        bias = {} if self._bias is None else {"bias": self._bias}
+        return replace(factorised, arrays={**factorised.arrays, **bias})
+
+
+def factorise_projections(
+    projections: Projections, factorise: Callable[[Array], WeightOptions], of: Sequence[str] = NAMES
+) -> ModuleWeights:
+    """Factorise projections of an attention layer one by one; biases unchanged.
+
+    If they are not all four, their biases are stored among the factors, because one tensor may hold biases of several
+    projections.
+    """
+    biases = {name: bias for name, bias in projections.biases.items() if name in of}
+    stored = biases if set(of) != set(NAMES) else {}
+    weights = {
+        name: FactorisedWeight(weight, factorise(weight), name, stored.get(name))
+        for name, weight in projections.weights.items()
+        if name in of
+    }
+    return ModuleWeights(weights, 0 if stored else sum(bias.size for bias in biases.values()))
+
+
+def factorise_layer(method: Method, projections: Projections, sizes: Sizes, *, rotary: bool = False) -> Factorised:
+    """Factorise the attention of a layer by a row of unit "matrix" or "layer".
+
+    `rotary` is True if rotary embeddings or norms act between queries and keys.
+    """
+    if method.unit == "matrix":
+        return factorise_projections(projections, resolve(method.factorise))
+    return cast(Factorised, resolve((method.rotary if rotary else None) or method.factorise)(projections, sizes))
 
 
 class TruncatedSVD:

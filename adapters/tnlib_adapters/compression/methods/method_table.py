@@ -37,7 +37,7 @@ class Method:
         What it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
         "model", all weights of a model from calibration data.
     factorise
-        Of unit "matrix": weight (in, out) -> `factorise.FactorisedMatrix`. Of unit "layer": (`Projections`,
+        Of unit "matrix": weight (in, out) -> `factorisation.WeightOptions`. Of unit "layer": (`Projections`,
         `Sizes`) -> `factorisation.Factorised`. Of unit "model": (`SourceModel`, token sequences, `Request`,
         `Workspace`) -> `Factorisation`.
     applies_to

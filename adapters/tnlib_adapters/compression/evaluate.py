@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.evaluation.plain_int8 import round_weights
+from tnlib_adapters.compression.compressed_part import names_of
 from tnlib_adapters.compression.methods.factorisation import Forecast
-from tnlib_adapters.compression.methods.other_matrices import names_of
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
 from tnlib_adapters.data.repeats import repeated_segments
+from tnlib_adapters.factors.integers import round_slices
 from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from tnlib_adapters.instrument.block_passes import Outputs
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.stored_weights import Group
 
 SEQUENCES = 200  # on which the built-in model is measured
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
@@ -120,8 +121,8 @@ def evaluate(
     ArgumentError, MissingFileError, FileFormatError
         If a file is missing or is not text, or the models do not match.
     """
-    from tnlib_adapters.instrument.placement import placement_of
     from tnlib_adapters.instrument.running_model import open_running
+    from tnlib_adapters.instrument.stored_weights import placement_of
 
     placement = placement_of("evaluate", device, dtype)
     documents = read_documents("evaluate", "text", text)
@@ -276,6 +277,38 @@ class OnText:
             )
             values[f"{name}, predicted without the fit"] = value
         return values
+
+
+def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
+    """Return a copy of a model with the compressed part rounded to plain int8: one scale per output.
+
+    Parameters `what` and `modules` are those of `plain_bytes`.
+    """
+    import torch
+
+    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
+    output_axes = {names[id(module.weight)]: axis for module, axis in _modules(model, what, modules)}
+
+    def in_int8(_: int, values: Group) -> Group:
+        changed = dict(values)
+        for name in values.keys() & output_axes.keys():
+            codes, scales = round_slices(changed[name].numpy(), output_axes[name])
+            changed[name] = torch.from_numpy(codes * scales)
+        return changed
+
+    return model.changed(in_int8)
+
+
+def _modules(model: RunningModel, what: str, modules: Sequence[str]) -> Iterator[tuple[Any, int]]:
+    """Yield the module and the output axis of every weight of the compressed part."""
+    from tnlib_adapters.instrument.running_model import find_matrix
+
+    wiring = model.wiring
+    for k in wiring.projection_layers(what):
+        for letters, linear in wiring.layers[k].attention.projections.items():
+            yield model.layers[k].projections[letters[0]].module, linear.output_axis
+    for name in modules:
+        yield find_matrix(model, name), wiring.matrix(name).output_axis
 
 
 def measure_on_text(

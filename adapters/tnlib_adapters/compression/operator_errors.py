@@ -14,11 +14,10 @@ from tnlib.linalg.thin_svd import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import per_head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.compressed_part import count_attention, weight_of
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
-from tnlib_adapters.compression.methods.other_matrices import weight_of
 from tnlib_adapters.compression.progress import Progress
-from tnlib_adapters.compression.report.report import HeadReport, LayerReport
-from tnlib_adapters.compression.sizes import count_attention
+from tnlib_adapters.compression.report import HeadReport, LayerReport
 from tnlib_adapters.compression.write import is_rewritten
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.projections import Projections, Sizes

@@ -1,1 +1,0 @@
-"""Errors of compressed models, of their operators and on text, and baselines to compare them with."""

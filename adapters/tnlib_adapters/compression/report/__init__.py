@@ -1,1 +1,0 @@
-"""Compression report: data, HTML page and terminal output."""
