@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +16,6 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
 from tnlib_adapters.compression.compressed_part import (
-    compressed_weights,
     count_compressed,
     names_of,
     stored_bytes,
@@ -41,11 +40,14 @@ from tnlib_adapters.compression.source_model import (
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tnlib_adapters.instrument.running_model import Batch
 
 _LARGEST = 1e9  # m n min(m, n) of a weight that is timed at its own size
-_CANDIDATES = 3  # weights of a block that are compared on held-out batches
+_FORWARD = 4  # of the fit: original and fitted streams, and a few batches through later blocks, to choose weights
 _EVALUATIONS = 3  # original, compressed, plain int8
+_BACKWARD = 4  # passes whose time is that of a forward and a backward pass, with moments or a step of Adam
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def plan(
 ) -> PlannedRun:
     """Return the sizes of a compression, and about how long it will take; nothing is written.
 
-    Sizes are those of the file headers. One block is timed on a batch of the text, and the decompositions of its
-    weights on random ones; both are multiplied by the number of blocks and of passes.
+    Sizes are those of the file headers. One block is timed on a batch of the text, and the decomposition of one weight
+    on a random one; both are multiplied by their number and by that of the passes.
 
     Parameters
     ----------
@@ -191,9 +193,7 @@ def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: in
 
 def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
-    from tnlib_adapters.instrument.block_timing import time_block
-    from tnlib_adapters.instrument.layer_fit import LATER, n_held_out
-    from tnlib_adapters.instrument.weight_inputs import find_uses
+    from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
     checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
     by_block = replace(limits, weights=0)  # of which one is read
@@ -201,27 +201,28 @@ def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tup
     model, text = source.original, cast(CalibrationText, opened.calibration(source))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
-    names = names_of(checkpoint, request.what, with_text=True)
-    uses = find_uses(model, names, attention=bool(checkpoint.wiring.projection_layers(request.what)))
-    seconds = time_block(model, uses, _timed_block(checkpoint, request), batches[len(batches) // 2])
-    observed = _count(sample_batches(batches, request.tokens // 2))
-    total = _EVALUATIONS * held_out * (n_blocks * seconds.forward + seconds.output)
-    total += observed * (n_blocks * seconds.probe + seconds.output)
-    fit = sample_batches(batches, request.tokens)
-    in_fit, chosen = _count(fit), _count(fit[: n_held_out(len(fit))])
-    in_memory = 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
+    outer, batch, k = OuterLayers(model), batches[len(batches) // 2], n_blocks // 2
+    x, calls = outer.enter(batch)
+    block = _seconds(lambda: run_block(model, k, x, calls[k])) / batch.ids.numel()
+    output = _seconds(lambda: outer.leave(x, batch)) / batch.ids.numel()
+    observed, fit = _count(sample_batches(batches, request.tokens // 2)), sample_batches(batches, request.tokens)
+    in_fit, in_memory = _count(fit), 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
     in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
-    later = _CANDIDATES * chosen * min(n_blocks, LATER)  # blocks after a fitted one, by which its weights are chosen
-    total += n_blocks * ((2 * in_fit + later) * seconds.forward + in_steps * seconds.step)
-    return {"statistics": observed, "fit": in_fit, "held-out text": held_out}, total
+    of_output = _EVALUATIONS * held_out + _BACKWARD * observed
+    of_block = of_output + _BACKWARD * in_steps + _FORWARD * in_fit
+    tokens = {"statistics": observed, "fit": in_fit, "held-out text": held_out}
+    return tokens, of_output * output + n_blocks * of_block * block
 
 
-def _timed_block(checkpoint: Checkpoint, request: Request) -> int:
-    """Return the middle one of the blocks with compressed weights."""
-    compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
-    layers = [f"{layer.module}." for layer in checkpoint.wiring.layers]
-    blocks = [k for k, module in enumerate(layers) if any(name.startswith(module) for name in compressed)]
-    return blocks[len(blocks) // 2]
+def _seconds(call: Callable[[], Tensor]) -> float:
+    """Return the seconds of the second call: libraries prepare themselves at the first. Waits for the device."""
+    import torch
+
+    with torch.no_grad():
+        call().flatten()[0].item()
+        started = time.perf_counter()
+        call().flatten()[0].item()
+    return time.perf_counter() - started
 
 
 def _count(batches: Sequence[Batch]) -> int:
@@ -230,41 +231,44 @@ def _count(batches: Sequence[Batch]) -> int:
 
 
 def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
-    """Return the seconds to factorise all compressed weights: those of one block times the blocks, and the tables."""
-    row, wiring, sizes = TABLE[request.method], checkpoint.wiring, checkpoint.sizes
-    layers, k = wiring.projection_layers(request.what), _timed_block(checkpoint, request)
-    names = names_of(checkpoint, request.what, with_text=request.with_text)
-    shapes = {name: checkpoint.folder.tensors[wiring.matrices[name].weight].shape[:2] for name in names}
-    of_block = {matrix.name for matrix in (*wiring.layers[k].latent_matrices, *wiring.layers[k].feed_forward_matrices)}
-    in_block = sum(_time_weight(shapes[name], request) for name in names if name in of_block)
-    tables = [name for name in names if wiring.is_embedding(name) or wiring.is_unembedding(name)]
-    outside = sum(_time_weight(sorted(shapes[name], reverse=True), request, is_table=True) for name in tables)
-    if k not in layers:
-        attention = 0.0
-    elif row.unit == "layer":
-        started = time.perf_counter()
-        factorise_layer(row, checkpoint.projections(k), sizes, rotary=has_rotary_or_norms(checkpoint))
-        attention = time.perf_counter() - started
-    else:
-        attention = sum(_time_weight((sizes.d_model, width), request) for width in sizes.widths.values())
-    return checkpoint.n_layers * in_block + outside + len(layers) * attention
+    """Return the seconds to factorise all compressed weights: one is timed, and multiplied by the cubes of the sizes.
 
-
-def _time_weight(shape: Sequence[int], request: Request, *, is_table: bool = False) -> float:
-    """Return the seconds to factorise a weight of a shape, and to round it; a large one by the cube of its sizes.
-
-    A table is (vocabulary, width); its inputs are token counts.
+    Methods of unit "layer" are timed on the attention of one layer.
     """
-    row = TABLE["matrix"] if is_table or TABLE[request.method].unit == "layer" else TABLE[request.method]
-    ratio = max(1.0, (math.prod(shape) * min(shape) / _LARGEST) ** (1 / 3))
+    wiring, layers = checkpoint.wiring, checkpoint.wiring.projection_layers(request.what)
+    names, of_layers = names_of(checkpoint, request.what, with_text=request.with_text), 0.0
+    weights = [wiring.matrices[name].weight for name in names]
+    if TABLE[request.method].unit == "layer" and layers:
+        attention, rotary = checkpoint.projections(layers[0]), has_rotary_or_norms(checkpoint)
+        started = time.perf_counter()
+        factorise_layer(TABLE[request.method], attention, checkpoint.sizes, rotary=rotary)
+        of_layers = len(layers) * (time.perf_counter() - started)
+    else:
+        weights += [matrix.weight for k in layers for matrix in wiring.layers[k].attention.projections.values()]
+    shapes = sorted((checkpoint.folder.tensors[name].shape[:2] for name in weights), key=_operations)
+    if not shapes:
+        return of_layers
+    timed = shapes[len(shapes) // 2]
+    return of_layers + _time_weight(timed, request) / _operations(timed) * sum(map(_operations, shapes))
+
+
+def _operations(shape: Sequence[int]) -> int:
+    """Return the operations of a decomposition up to a factor, m n min(m, n)."""
+    return math.prod(shape) * min(shape)
+
+
+def _time_weight(shape: Sequence[int], request: Request) -> float:
+    """Return the seconds to factorise and round a random weight of a shape; of a large one by a smaller one."""
+    row = TABLE["matrix"] if TABLE[request.method].unit == "layer" else TABLE[request.method]
+    ratio = max(1.0, (_operations(shape) / _LARGEST) ** (1 / 3))
     m, n = (max(1, round(size / ratio)) for size in shape)
     weight = np.random.default_rng(0).standard_normal((m, n), np.float32)
-    reads, slopes = (np.ones(m, np.float32) if is_table else _random_moments(m)), _random_moments(n)
+    reads, slopes = _random_moments(m), _random_moments(n)
     started = time.perf_counter()
     if request.calibration is None:
         resolve(row.factorise)(weight)
     elif request.in_bits:
-        quantized = QuantizedWeight(weight, Metric(reads, slopes), by_row=is_table, forms=forms_of(request))
+        quantized = QuantizedWeight(weight, Metric(reads, slopes), forms=forms_of(request))
         quantized.rounded(next(k for k, option in enumerate(quantized.options) if option.rank is None))
     else:
         components_on_device(weight, reads, slopes, request.run.device)

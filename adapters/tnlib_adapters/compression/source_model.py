@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
-from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import check_run_folder
 from tnlib_adapters.compression.compressed_part import compressed_weights
@@ -27,6 +26,12 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Document, RunningModel
     from tnlib_adapters.instrument.stored_weights import Placement
+
+
+_FEWEST_TOKENS = 32  # of a batch
+_FLOAT, _DOUBLE = 4, 8
+_LIBRARIES = 150 * 10**6  # bytes of libraries that are imported later, to draw the report, and of their buffers
+_COPIES_OF_LOGITS, _COPIES_OF_ACTIVATIONS = 12, 4  # softmaxes of two models; forward pass, kept for backward, gradients
 
 
 class SourceModel:
@@ -123,7 +128,7 @@ def open_source(request: Request, source: str | os.PathLike[str], target: Path |
     documents: list[Document] = []
     if request.calibration is not None:
         documents = read_documents("compress", "calibration", request.calibration.text)
-    checkpoint = with_vectors_in_memory(open_checkpoint(source))
+    checkpoint = open_checkpoint(source)
     if target is not None:
         check_target("compress", target, checkpoint.folder.path, force=request.run.force)
         if documents:  # loaded from there at the end
@@ -138,33 +143,6 @@ def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:
         progress("checking weights", done, len(tensors))
         info.read_finite()
     progress("checking weights", len(tensors), len(tensors))
-
-
-class _Vector(TensorInfo):
-    """A tensor that stays in memory once it is read."""
-
-    @cached_property
-    def _stored(self) -> Array:
-        values = super().read_stored()
-        values.flags.writeable = False
-        return values
-
-    def read_stored(self) -> Array:
-        """Return the numbers as stored, read-only."""
-        return self._stored
-
-
-def with_vectors_in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the same checkpoint, whose biases and norms stay in memory: all steps of a compression read these."""
-    tensors = dict(checkpoint.folder.tensors)
-    tensors |= {name: _Vector(**vars(info)) for name, info in tensors.items() if len(info.shape) == 1}
-    return replace(checkpoint, folder=replace(checkpoint.folder, tensors=tensors))
-
-
-_FEWEST_TOKENS = 32  # of a batch
-_FLOAT, _DOUBLE = 4, 8
-_LIBRARIES = 150 * 10**6  # bytes of libraries that are imported later, to draw the report, and of their buffers
-_COPIES_OF_LOGITS, _COPIES_OF_ACTIVATIONS = 12, 4  # softmaxes of two models; forward pass, kept for backward, gradients
 
 
 @dataclass(frozen=True)
