@@ -91,6 +91,7 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
+        from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, fit_blocks
         from tnlib_adapters.compression.compressed_part import count_attention
         from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
@@ -107,15 +108,16 @@ def stage(*, refit: bool) -> Run:
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
         parts = collect_calibration(checkpoint, model, batches, functools.partial(calibrated_parts, "cpu"), request)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
-        options = dict(zip(parts, found.by_part(found.choose(keep)), strict=True))
+        options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
         if refit:
             with tempfile.TemporaryDirectory() as folder:
                 streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
-                fitted = dict(fit_factors(open_running(source), parts, options, streams, 0))
+                chosen = ChosenWeights(model.wiring, parts, options)
+                fitted = dict(fit_blocks(open_running(source), chosen, streams, fit_factors, 0))
             projections = [expand(fitted[module], checkpoint.sizes) for module in parts]
         else:
             weights = [(part.load().weights, options[module]) for module, part in parts.items()]
-            products = [products_of(zip(own, own.values(), chosen, strict=True)) for own, chosen in weights]
+            products = [products_of(zip(own, own.values(), choice, strict=True)) for own, choice in weights]
             projections = [own.expand(checkpoint.sizes) for own in products]
         for k, own in enumerate(projections):
             install(model, k, own)

@@ -37,19 +37,11 @@ def make_plan(
     Raises `ArgumentError` if no allocation meets the request, or the text is too short.
     """
     factorisation = _factorise(source, request, text, progress, workspace or Workspace())
-    plan = factorisation.plan_of(_choose(factorisation, request), progress)
+    plan = factorisation.plan_of(factorisation.select(request.budget), progress)
     del factorisation  # and its files
     if request.budget.width is None or request.in_bits:
         return plan
     return round_plan(plan, source.checkpoint.wiring, request.budget.width)
-
-
-def _choose(factorisation: Factorisation, request: Request) -> list[int]:
-    """Return the option of every block for the budget of a request."""
-    budget = request.budget
-    if request.in_bits:
-        return factorisation.select_bits(budget.bits, budget.max_error, budget.keep)
-    return factorisation.select(budget.keep, budget.max_error, budget.flops)
 
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:

@@ -25,12 +25,13 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, fit_blocks  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
-from tnlib_adapters.compression.compressed_part import plan_bytes  # noqa: E402
 from tnlib_adapters.compression.report import Report  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.text import sample_batches  # noqa: E402
+from tnlib_adapters.compression.write import plan_bytes  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.instrument.block import Block, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
@@ -170,7 +171,7 @@ def test_costs_in_mixed_dtypes_are_the_bits_in_the_files(
     factorisation = factorise_quantized(
         SourceModel(open_checkpoint(mixed[name])), text.read_text(), Request.of(Budget(bits=3), calibration=text)
     )
-    choice = factorisation.select_bits(5, None)
+    choice = factorisation.select(Budget(bits=5))
     curves = [curve for part in factorisation.parts.values() for curve in part.curves]
     costs = sum(int(curve.costs[option]) for curve, option in zip(curves, choice, strict=True))
     assert costs == 8 * plan_bytes(open_checkpoint(mixed[name]), factorisation.plan_of(choice))
@@ -372,11 +373,12 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
         text,
         Request.of(Budget(store=f"int{bits}"), calibration="text.txt", what="attention"),
     )
-    options = dict(zip(factorisation.parts, factorisation.by_part(factorisation.select_bits(None, None)), strict=True))
+    options = dict(zip(factorisation.parts, factorisation.by_part(factorisation.select(Budget())), strict=True))
     streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
     errors = {}
     for n_steps in (0, 1, 30):
-        ((_, matrices),) = fit_rounded(running, factorisation.parts, options, streams, n_steps)
+        chosen = ChosenWeights(running.wiring, factorisation.parts, options)
+        ((_, matrices),) = fit_blocks(running, chosen, streams, fit_rounded, n_steps)
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

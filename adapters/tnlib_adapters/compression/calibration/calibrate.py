@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, starmap
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,23 +16,20 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.calibration.collect_calibration import (
     WeightGroup,
-    collect_calibration,
-    streams_of_fit,
     with_bias_row,
 )
-from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
-from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, factorise_and_fit
+from tnlib_adapters.compression.calibration.resumed_run import Fitted
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import count_compressed, names_of
+from tnlib_adapters.compression.compressed_part import names_of
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
     moments_of_rows,
     table_components,
 )
-from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights, measure_of_text
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
-from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
@@ -183,70 +180,25 @@ def _of_matrix(wiring: Wiring, name: str, weight: Array, statistics: Statistics,
 def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
-    """Factorise the weights of a request by the statistics of a text; the chosen factors are fitted on it.
-
-    There is no fit with effort "low". Raises `ArgumentError` if the text is too short, or the folder of the run belongs
-    to another model, text or choice of weights.
-    """
-    checkpoint, model, wiring = source.checkpoint, source.original, source.checkpoint.wiring
-    batches, folder = model.batches(text), CalibrationFolder(request.folder)
+    """Factorise the weights of a request by their components, see `factorise_and_fit`."""
+    checkpoint, wiring = source.checkpoint, source.checkpoint.wiring
+    names = names_of(checkpoint, request.what, with_text=True) if PASSES[request.effort] else []
+    weights = {name: _NOT_FITTED for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)}
     parts_of = partial(calibrated_parts, request.run.device)
-    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
-
-    def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, folder, request)
-        n_steps = steps_of_model(model, streams, request.effort)
-        return fit_factors(model, parts, options, streams, n_steps, progress=request.run.progress)
-
-    names = names_of(checkpoint, request.what, with_text=True)
-    predict = [name for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)]
-    return Factorisation(
-        "calibrated",
-        parts,
-        count_compressed(checkpoint, request.what, with_text=True),
-        measure_of_text(checkpoint),
-        fit=fit if PASSES[request.effort] else None,
-        weights=dict.fromkeys(predict, _NOT_FITTED) if PASSES[request.effort] else {},
-    )
+    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, weights)
 
 
 def fit_factors(
-    model: RunningModel,
-    parts: Mapping[str, LazyPart],
-    options: Mapping[str, Sequence[int]],
-    streams: Streams,
-    n_steps: int,
-    *,
-    progress: Progress = quiet,
-) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-    """Yield the factors of every layer and matrix after the block-wise reconstruction in `n_steps` steps a layer.
-
-    The factors of blocks that are done are in the folder of the streams, and are not fitted again.
-    """
+    model: RunningModel, chosen: ChosenWeights, streams: Streams, *, first: int, **options: Any
+) -> Iterator[Fitted]:
+    """Yield the fitted factors of every block from the `first` on; options are those of `fit_layers`."""
     from tnlib_adapters.instrument.layer_fit import fit_layers
-
-    chosen = ChosenWeights(model.wiring, parts, options)
-    tables = StoredArrays(Workspace(0, lambda: streams.folder))
-
-    def truncated(name: str, weight: ComponentOptions, option: int) -> tuple[str, list[FactoredMatrix]]:
-        factors = weight.factors(option)
-        if factors and model.wiring.is_embedding(name):
-            tables.add({name: np.linalg.multi_dot([a.astype(np.float64) for a in factors]).astype(np.float32)})
-        return name, [weight.packed(factors)]
-
-    yield from starmap(truncated, chosen.outside())
 
     def packed(k: int, products: Products) -> Fitted:
         return chosen.packed(k, lambda name, w: w.packed(products.factors.get(name, ()), products.output_bias))
 
-    def start(k: int) -> Products:
-        return products_of(chosen.of_block(k))
-
-    def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
-        return map(packed, count(first), fit)
-
-    yield from saved(FittedFiles(streams, model.wiring.attention_modules, "calibrated", options, n_steps), fitted)
+    fit = fit_layers(model, streams, lambda k: products_of(chosen.of_block(k)), first=first, **options)
+    yield from map(packed, count(first), fit)
 
 
 def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:

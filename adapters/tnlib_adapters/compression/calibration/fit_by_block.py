@@ -1,15 +1,25 @@
-"""Fit of a model block by block: its steps, its blocks, and the blocks that an interrupted run has saved."""
+"""Factorisation by calibration data and fit block by block: its steps, its blocks, and those that are saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.resumed_run import Fitted, FittedFiles
-from tnlib_adapters.compression.methods.out_of_core import LazyPart
+from tnlib_adapters.compression.calibration.collect_calibration import PartsOf, collect_calibration, streams_of_fit
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
+from tnlib_adapters.compression.compressed_part import count_compressed
+from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
+from tnlib_adapters.compression.progress import Progress, quiet
+from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.source_model import SourceModel
+from tnlib_adapters.compression.text import TokenSequences
+from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:
@@ -17,6 +27,8 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
+# (model, chosen weights, streams, options of `fit_layers`) -> fitted weights of every block
+FitChosen = Callable[..., Iterator[Fitted]]
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
@@ -26,11 +38,6 @@ def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool
     """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
     passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
     return min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches)
-
-
-def steps_of_model(model: RunningModel, streams: Streams, effort: str, *, in_bits: bool = False) -> int:
-    """Return `fit_steps` of a running model."""
-    return fit_steps(len(streams.batches), effort, in_bits=in_bits, fit_in_memory=model.fits_in_memory)
 
 
 @dataclass(frozen=True)
@@ -68,15 +75,74 @@ class ChosenWeights:
         return [[name for name in of_block if name in self.parts] for of_block in names]
 
 
-def saved(files: FittedFiles, fit: Callable[[int], Iterator[Fitted]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-    """Yield the fitted weights of all blocks: those that are saved, then those of `fit` from the next block on."""
-    n_done = files.resume()
-    for k in range(n_done):
-        yield from files.read(k)
+def factorise_and_fit(
+    source: SourceModel,
+    text: TokenSequences,
+    request: Request,
+    workspace: Workspace | None,
+    parts_of: PartsOf,
+    fit_chosen: FitChosen,
+    weights: Mapping[str, int] | None = None,
+) -> Factorisation:
+    """Factorise the weights of a request by the statistics of a text; the chosen forms are fitted on it.
+
+    `parts_of` factorises the weights of a group, `fit_chosen` fits the chosen ones; `weights` are those of
+    `Factorisation`. There is no fit with effort "low". Raises `ArgumentError` if the text is too short, or the folder
+    of the run belongs to another model, text or choice of weights.
+    """
+    checkpoint, model = source.checkpoint, source.original
+    batches, folder = model.batches(text), CalibrationFolder(request.folder)
+    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
+
+    def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+        streams = streams_of_fit(model, batches, folder, request)
+        n_steps = fit_steps(
+            len(streams.batches), request.effort, in_bits=request.in_bits, fit_in_memory=model.fits_in_memory
+        )
+        chosen = ChosenWeights(model.wiring, parts, options)
+        files = FittedFiles(streams, model.wiring.attention_modules, request.method, options, n_steps)
+        return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
+
+    return Factorisation(
+        request.method,
+        parts,
+        count_compressed(checkpoint, request.what, with_text=True),
+        measure_of_text(checkpoint),
+        fit=fit if PASSES[request.effort] else None,
+        weights=weights or {},
+        in_bits=request.in_bits,
+    )
+
+
+def fit_blocks(
+    model: RunningModel,
+    chosen: ChosenWeights,
+    streams: Streams,
+    fit_chosen: FitChosen,
+    n_steps: int,
+    files: FittedFiles | None = None,
+    progress: Progress = quiet,
+) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the chosen weights of every module, those of blocks after the block-wise reconstruction in `n_steps` steps.
+
+    With `files`, blocks that are saved there are not fitted again, and others are saved.
+    """
+    tables = StoredArrays(Workspace(0, lambda: streams.folder))
+    for name, weight, option in chosen.outside():
+        matrix: FactoredMatrix = weight.at(option)
+        if model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):
+            table = weight_of_parts([a.astype(np.float64) for a in matrix.arrays.values()])
+            tables.add({name: table.astype(np.float32)})
+        yield name, [matrix]
 
     def save(k: int, fitted: Fitted) -> Fitted:
-        files.save(k, fitted)
+        if files is not None:
+            files.save(k, fitted)
         return fitted
 
+    n_done = 0 if files is None else files.resume()
+    for k in range(n_done):
+        yield from cast(FittedFiles, files).read(k)
+    fit = fit_chosen(model, chosen, streams, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
     # a name for the weights of a block would keep them in memory while the next one is fitted
-    yield from chain.from_iterable(map(save, count(n_done), fit(n_done)))
+    yield from chain.from_iterable(map(save, count(n_done), fit))

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup, collect_calibration, streams_of_fit
-from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, saved, steps_of_model
-from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup
+from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
+from tnlib_adapters.compression.calibration.resumed_run import Fitted
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import attention_tensors, count_compressed, float_width
+from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
 from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
-from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights, measure_of_text
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
+from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, RoundedProduct, StoredBias
-from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
@@ -41,28 +40,8 @@ _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 def factorise_quantized(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
-    """Round the weights of a request by the statistics of a text; costs are bits, and the chosen weights are fitted.
-
-    Parameters and errors are those of `factorise_calibrated`.
-    """
-    checkpoint, model = source.checkpoint, source.original
-    batches, folder = model.batches(text), CalibrationFolder(request.folder)
-    parts_of = partial(_rounded_parts, forms_of(request))
-    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
-
-    def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, folder, request)
-        n_steps = steps_of_model(model, streams, request.effort, in_bits=True)
-        return fit_rounded(model, parts, options, streams, n_steps, progress=request.run.progress)
-
-    return Factorisation(
-        "quantized",
-        parts,
-        count_compressed(checkpoint, request.what, with_text=True),
-        measure_of_text(checkpoint),
-        fit=fit if PASSES[request.effort] else None,
-        in_bits=True,
-    )
+    """Round the weights of a request, see `factorise_and_fit`; costs are bits."""
+    return factorise_and_fit(source, text, request, workspace, partial(_rounded_parts, forms_of(request)), fit_rounded)
 
 
 def forms_of(request: Request) -> Forms:
@@ -86,27 +65,10 @@ def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> 
 
 
 def fit_rounded(
-    model: RunningModel,
-    parts: Mapping[str, LazyPart],
-    options: Mapping[str, Sequence[int]],
-    streams: Streams,
-    n_steps: int,
-    *,
-    progress: Progress = quiet,
-) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-    """Yield the rounded weights of every layer and matrix after the block-wise reconstruction.
-
-    Parameters are those of `fit_factors`.
-    """
+    model: RunningModel, chosen: ChosenWeights, streams: Streams, *, first: int, **options: Any
+) -> Iterator[Fitted]:
+    """Yield the fitted integers of every block from the `first` on; options are those of `fit_layers`."""
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
-
-    chosen = ChosenWeights(model.wiring, parts, options)
-    tables = StoredArrays(Workspace(0, lambda: streams.folder))
-    for name, weight, option in chosen.outside():
-        product = weight.rounded(option)
-        if model.wiring.is_embedding(name):
-            tables.add({name: product.values().astype(np.float32)})
-        yield name, [weight.packed(product.integers)]
 
     def start(k: int) -> RoundedBlock:
         products, biases = dict[str, RoundedProduct](), dict[str, Array]()
@@ -117,13 +79,9 @@ def fit_rounded(
         integers = {name: product.integers for name, product in products.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in products.items()}, biases)
 
-    def fitted(first: int) -> Iterator[Fitted]:
-        fit = fit_rounded_layers(model, streams, start, tables=tables, n_steps=n_steps, first=first, progress=progress)
-        for k, block in enumerate(fit, first):
-            yield chosen.packed(k, partial(_packed, block))
-
-    files = FittedFiles(streams, model.wiring.attention_modules, "quantized", options, n_steps)
-    yield from saved(files, fitted)
+    fit = fit_rounded_layers(model, streams, start, first=first, **options)
+    for k, block in enumerate(fit, first):
+        yield chosen.packed(k, partial(_packed, block))
 
 
 def _packed(block: RoundedBlock, name: str, weight: QuantizedWeight) -> FactoredMatrix:

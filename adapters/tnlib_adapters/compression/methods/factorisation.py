@@ -24,6 +24,7 @@ from tnlib_adapters.compression.allocate import (
 )
 from tnlib_adapters.compression.methods.out_of_core import Factorised as Factorised
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
+from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 
@@ -179,23 +180,28 @@ class Factorisation:
     in_bits: bool = False
     workspace: Workspace = field(default_factory=Workspace)
 
-    def plan(self, size: float, progress: Progress = quiet) -> Plan:
-        """Return the factors for a fraction of the parameters, or an average of bits where costs are bits.
+    def plan(self, size: float) -> Plan:
+        """Return the factors for a fraction of the parameters, or an average of bits where costs are bits."""
+        return self.plan_of(self.select(Budget(bits=size) if self.in_bits else Budget(keep=size)))
 
-        Raises as `choose` and `select_bits` do.
-        """
-        return self.plan_of(self.select_bits(size, None) if self.in_bits else self.choose(size), progress)
-
-    def choose(self, keep: float, flops: float | None = None) -> list[int]:
-        """Return the option of every block with the least sum of errors within a fraction `keep` of the parameters.
-
-        Beside `flops`, at most this fraction of the multiplications per token is left, and the numbers may be fewer.
+    def select(self, budget: Budget) -> list[int]:
+        """Return an option for every block: the least error within a budget, or the smallest within its `max_error`.
 
         Raises
         ------
         ArgumentError
-            If not even the smallest factors fit, or sizes are too coarse to come within 1 % of the fraction.
+            If no allocation meets all bounds, or sizes are too coarse to come within 1 % of `keep`.
         """
+        if budget.max_error is not None:
+            return self._within_error(budget.max_error, budget)
+        if not self.in_bits:
+            return self._within_parameters(1.0 if budget.keep is None else budget.keep, budget.flops)
+        if budget.bits is None:
+            return [len(curve.costs) - 1 for curve in self._curves]
+        return self._within_bits(budget.bits, budget.keep)
+
+    def _within_parameters(self, keep: float, flops: float | None) -> list[int]:
+        """Return the best options within a fraction of the parameters, and of the multiplications per token."""
         budget, least = int(keep * self.n_before), math.ceil((keep - 0.01) * self.n_before)
         if (budget + 1) / self.n_before <= keep:  # the product was rounded below a whole number
             budget += 1
@@ -219,40 +225,42 @@ class Factorisation:
             )
         return choice
 
-    def select_bits(self, bits: float | None, max_error: float | None, keep: float | None = None) -> list[int]:
-        """Return an option for every block where costs are bits.
+    def _within_error(self, max_error: float, budget: Budget) -> list[int]:
+        """Return the smallest options within an error, if they are within the other bound of the budget."""
+        if self.in_bits:
+            most = math.inf if budget.bits is None else math.floor(budget.bits * self.n_before)
+            within, more = ("", "") if budget.bits is None else (f" within {budget.bits:g} bits", " or more bits")
+        else:
+            most = (1.0 if budget.keep is None else budget.keep) * self.n_before
+            within, more = "", ""
+            if budget.keep is not None:
+                within, more = f" within {budget.keep:g} of the parameters", " or keep more"
+        choice = smallest(self._curves, self._lost_within(max_error))
+        if choice is None or self._spent(choice) > most:
+            curve = frontier(self._curves)
+            inside = curve.errors[curve.costs + self._fixed <= most]
+            reached = f"the least is {self._error(float(inside[-1])):.3g}" if len(inside) else "none fits at all"
+            raise ArgumentError(
+                f"compress: max_error={max_error:g} is reached by no allocation of method {self.method!r}{within}, "
+                f"{reached}; allow more error{more}."
+            )
+        return choice
 
-        The best within an average of `bits` per number (and a fraction `keep` of the parameters), or the fewest bits
-        within `max_error` (and `bits`). With neither, the best of all.
-
-        Raises
-        ------
-        ArgumentError
-            If no allocation meets both.
-        """
-        budget = math.inf if bits is None else math.floor(bits * self.n_before)
-        if max_error is not None:
-            choice = smallest(self._curves, self._lost_within(max_error))
-            if choice is None or self._spent(choice) > budget:
-                curve = frontier(self._curves)
-                inside = curve.errors[curve.costs + self._fixed <= budget]
-                reached = f"the least is {self._error(float(inside[-1])):.3g}" if len(inside) else "none fits at all"
-                within = "" if bits is None else f" within {bits:g} bits"
-                raise ArgumentError(
-                    f"compress: max_error={max_error:g} is reached by no allocation of method {self.method!r}{within}, "
-                    f"{reached}; allow more error{'' if bits is None else ' or more bits'}."
-                )
-            return choice
-        if bits is None:
-            return [len(curve.costs) - 1 for curve in self._curves]
-        choice = self._allocate_bits(int(budget), keep)
+    def _within_bits(self, bits: float, keep: float | None) -> list[int]:
+        """Return the best options within an average of bits per parameter, and a fraction of the parameters."""
+        budget = math.floor(bits * self.n_before) - self._fixed
+        fixed = sum(part.fixed for part in self.parts.values())
+        if keep is None:
+            choice = allocate(self._curves, budget)
+        else:
+            choice = allocate_with_two_budgets(self._curves, budget, int(keep * self.n_before) - fixed)
         if choice is None:
             fewest = self._spent([0] * len(self._curves)) / self.n_before
             raise ArgumentError(
                 f"compress: bits must be at least {math.ceil(fewest * 100) / 100:.2f} for method {self.method!r} on "
                 f"this model, got {bits:g}; scales and biases count too."
             )
-        stored = self._count(choice)
+        stored = fixed + self._second_costs(choice)
         if keep is not None and stored > keep * self.n_before:
             raise ArgumentError(
                 f"compress: keep must be at least {_rounded_up(stored / self.n_before)} for method {self.method!r} "
@@ -260,46 +268,10 @@ class Factorisation:
             )
         return choice
 
-    def _allocate_bits(self, budget: int, keep: float | None) -> list[int] | None:
-        """Return the best options within a budget of bits, and with the fewest numbers if `keep` cannot be met."""
-        if keep is None:
-            return allocate(self._curves, budget - self._fixed)
-        fixed = sum(part.fixed for part in self.parts.values())
-        return allocate_with_two_budgets(self._curves, budget - self._fixed, int(keep * self.n_before) - fixed)
-
-    def _count(self, choice: Sequence[int]) -> int:
-        """Return the numbers stored at these options, 0 for curves that do not state them."""
-        return sum(part.fixed for part in self.parts.values()) + self._second_costs(choice)
-
     def _second_costs(self, choice: Sequence[int]) -> int:
+        """Return the sum of the second costs at these options, 0 for curves that do not state them."""
         pairs = zip(self._curves, choice, strict=True)
         return sum(0 if curve.second_costs is None else int(curve.second_costs[option]) for curve, option in pairs)
-
-    def select(self, keep: float | None, max_error: float | None, flops: float | None = None) -> list[int]:
-        """Return an option for every block: the best within `keep`, or the smallest within `max_error` (and `keep`).
-
-        The best is within the fraction `flops` of the multiplications too.
-
-        `max_error` needs `predicts_error`.
-
-        Raises
-        ------
-        ArgumentError
-            If no allocation meets both.
-        """
-        limit = 1.0 if keep is None else keep
-        if max_error is None:
-            return self.choose(limit, flops)
-        choice = smallest(self._curves, self._lost_within(max_error))
-        if choice is None or self._spent(choice) > limit * self.n_before:
-            curve = frontier(self._curves)
-            within = curve.errors[curve.costs + self._fixed <= limit * self.n_before]
-            reached = f"the least is {self._error(float(within[-1])):.3g}" if len(within) else "none fits at all"
-            raise ArgumentError(
-                f"compress: max_error={max_error:g} is reached by no allocation within {limit:g} of the parameters, "
-                f"{reached}; allow more error{' or keep more' if limit < 1 else ''}."
-            )
-        return choice
 
     def forecast(self, lost: float) -> Forecast:
         """Return the predicted error for a sum of losses, and the curve."""
