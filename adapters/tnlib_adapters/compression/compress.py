@@ -20,7 +20,7 @@ from tnlib_adapters.compression.compressed_part import (
     stored_bytes,
 )
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
-from tnlib_adapters.compression.evaluate import measure_on_text, measure_quality
+from tnlib_adapters.compression.evaluate import measure_on_text, measure_quality, text_measures
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.gguf_file import to_gguf
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -31,7 +31,14 @@ from tnlib_adapters.compression.planner import make_plan
 from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport, peak_memory
 from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
-from tnlib_adapters.compression.source_model import SourceModel, check_finite, limits_of, open_source, request_placement
+from tnlib_adapters.compression.source_model import (
+    SourceModel,
+    check_finite,
+    limits_of,
+    open_source,
+    read_calibration,
+    request_placement,
+)
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
 from tnlib_adapters.factors.factored_matrix import Description
@@ -117,11 +124,11 @@ def compress(
         budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
     )
     progress, target = run.progress, as_path("compress", "out", out)
-    opened = open_source(request, source, target)
-    checkpoint, limits = opened.checkpoint, limits_of(opened.checkpoint, request)
+    checkpoint, documents = open_source(request, source, target)
+    limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
     _check_finite(checkpoint, request)
-    text = opened.calibration(original)
+    text = read_calibration(original, documents)
     sequences, held_out = (None, []) if text is None else (text.sequences, text.held_out)
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
@@ -167,7 +174,7 @@ def _measures(
     """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
     before, progress = source.checkpoint, request.run.progress
     quality = measure_quality(before, after)
-    on_text = measure_on_text(source, after, request.what, held_out, progress) if held_out else None
+    compressed, int8 = measure_on_text(source, after, request.what, held_out, progress) if held_out else (None, None)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan)
@@ -185,7 +192,7 @@ def _measures(
         "bytes_after": bytes_after,
         "layers": layers,
         "heads": heads,
-        "quality": {**quality, **(on_text.measures(plan.forecast) if on_text else {})},
+        "quality": quality | (text_measures(compressed, plan.forecast) if compressed else {}),
         "max_error": request.budget.max_error,
         "bits": request.budget.bits,
         "flops": dict(zip(("before", "after"), plan.flops or (), strict=False)),
@@ -193,9 +200,9 @@ def _measures(
         "what": request.what,
         "measure": plan.forecast.measure,
         "predicted": plan.forecast.error,
-        "measured": on_text.after.error if on_text else root_mean_square(squares),
+        "measured": compressed.error if compressed else root_mean_square(squares),
         "plain_bytes": plain_bytes(before, request.what, names),
-        "plain_measured": on_text.int8.error if on_text else None,
+        "plain_measured": int8.error if int8 else None,
         "average_bits": 8 * plan_bytes(before, plan) / plan.n_before,
         "rounded": _rounded_reports(plan),
         "curve": plan.forecast.curve(),

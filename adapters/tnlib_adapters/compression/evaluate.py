@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -247,36 +247,12 @@ def loss_on_repeats(checkpoint: Checkpoint) -> float:
     return loss(checkpoint, tokens, repeated)
 
 
-# model type -> (label, measure)
-_MEASURES: Mapping[str, tuple[str, Callable[[Checkpoint], float]]] = {
-    "tnlib_attention_only": ("loss on repeated segments (nats)", loss_on_repeats),
-}
-
-
 def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
-    """Return named measures of both checkpoints; {} if the model is not built in."""
-    if before.wiring.model_type not in _MEASURES:
+    """Return the loss of both checkpoints of the built-in attention-only model; {} for others."""
+    if before.wiring.model_type != "tnlib_attention_only":
         return {}
-    name, measure = _MEASURES[before.wiring.model_type]
-    return {f"{name}, before": measure(before), f"{name}, after": measure(after)}
-
-
-@dataclass(frozen=True)
-class OnText:
-    """Outputs of the compressed model and of plain int8 compared with the original on a text."""
-
-    after: Evaluation  # the compressed model
-    int8: Evaluation  # the original with the compressed part in plain int8
-
-    def measures(self, forecast: Forecast) -> dict[str, float]:
-        """Return the measures of the compressed model by name, and their predictions."""
-        values = {f"{name}, on held-out text": value for name, value in self.after.measures().items()}
-        if forecast.error is not None:
-            name, value = (
-                ("divergence", forecast.error) if self.after.cosine is None else ("cosine", 1 - forecast.error)
-            )
-            values[f"{name}, predicted without the fit"] = value
-        return values
+    name = "loss on repeated segments (nats)"
+    return {f"{name}, before": loss_on_repeats(before), f"{name}, after": loss_on_repeats(after)}
 
 
 def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
@@ -313,12 +289,17 @@ def _modules(model: RunningModel, what: str, modules: Sequence[str]) -> Iterator
 
 def measure_on_text(
     source: SourceModel, after: Checkpoint, what: str, text: TokenSequences, progress: Progress
-) -> OnText:
-    """Evaluate the compressed checkpoint, and the source with the compressed part in plain int8, against the source."""
-    reference = Reference(source.original, text)
+) -> tuple[Evaluation, Evaluation]:
+    """Compare the compressed checkpoint, and the source with the compressed part in plain int8, with the source."""
+    reference, modules = Reference(source.original, text), names_of(source.checkpoint, what, with_text=True)
+    compressed = reference.compare(source.open(after.folder.path), progress)
+    return compressed, reference.compare(round_weights(source.original, what, modules), progress)
 
-    def measure(model: RunningModel) -> Evaluation:
-        return reference.compare(model, progress)
 
-    modules = names_of(source.checkpoint, what, with_text=True)
-    return OnText(measure(source.open(after.folder.path)), measure(round_weights(source.original, what, modules)))
+def text_measures(compressed: Evaluation, forecast: Forecast) -> dict[str, float]:
+    """Return the measures of the compressed model on held-out text by name, and their predictions."""
+    values = {f"{name}, on held-out text": value for name, value in compressed.measures().items()}
+    if forecast.error is not None:
+        name, value = ("divergence", forecast.error) if compressed.cosine is None else ("cosine", 1 - forecast.error)
+        values[f"{name}, predicted without the fit"] = value
+    return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +88,9 @@ class Budget:
     store: str = "float"
 
     def __post_init__(self) -> None:
-        for name, check in (("bits", _bits), ("keep", _kept), ("flops", _multiplications), ("max_error", _error)):
+        for name in _BOUNDS:
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, check(value))
+                object.__setattr__(self, name, _checked_bound(name, value))
         check_one_of("Budget", "store", self.store, tuple(STORES))
 
     @property
@@ -213,39 +213,34 @@ def _check_integer(function: str, name: str, value: Any, example: str, *, least:
         raise ArgumentError(f"{function}: {name} must be at least {least}, got {value}; pass {example}.")
 
 
-def _bits(bits: Any) -> float:
-    if not _is_real(bits) or not 0.0 < float(bits) <= 32.0:
-        raise ArgumentError(
-            f"Budget: bits must lie in (0, 32], got {bits!r}; it is the average number of stored bits per parameter, "
-            "for example 4."
-        )
-    return float(bits)
+_BOUNDS: Mapping[str, tuple[Callable[[float], bool], str, str]] = {  # of a budget: range, in words, and meaning
+    "bits": (
+        lambda bits: 0.0 < bits <= 32.0,
+        "lie in (0, 32]",
+        "the average number of stored bits per parameter, for example 4",
+    ),
+    "keep": (
+        lambda keep: 0.0 < keep <= 1.0,
+        "lie in (0, 1]",
+        "the fraction of the parameters that is still stored, for example 0.5",
+    ),
+    "flops": (
+        lambda flops: 0.0 < flops <= 1.0,
+        "lie in (0, 1]",
+        "the fraction of the multiplications per token that is left, for example 0.5",
+    ),
+    "max_error": (
+        lambda error: 0.0 <= error < math.inf,
+        "be a number from 0 on",
+        "the predicted error that is allowed, for example 0.02",
+    ),
+}
 
 
-def _kept(keep: Any) -> float:
-    return _fraction("keep", keep, "parameters that is still stored")
-
-
-def _multiplications(flops: Any) -> float:
-    return _fraction("flops", flops, "multiplications per token that is left")
-
-
-def _fraction(name: str, value: Any, meaning: str) -> float:
-    if not _is_real(value) or not 0.0 < float(value) <= 1.0:
-        raise ArgumentError(
-            f"Budget: {name} must lie in (0, 1], got {value!r}; it is the fraction of the {meaning}, for example 0.5."
-        )
+def _checked_bound(name: str, value: Any) -> float:
+    """Return a bound of a budget as a float, or raise."""
+    is_inside, bounds, meaning = _BOUNDS[name]
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_real or not is_inside(float(value)):
+        raise ArgumentError(f"Budget: {name} must {bounds}, got {value!r}; it is {meaning}.")
     return float(value)
-
-
-def _error(max_error: Any) -> float:
-    if not _is_real(max_error) or not 0.0 <= float(max_error) < math.inf:
-        raise ArgumentError(
-            f"Budget: max_error must be a number from 0 on, got {max_error!r}; it is the predicted error that is "
-            "allowed, for example 0.02."
-        )
-    return float(max_error)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -30,11 +30,11 @@ from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import (
     CalibrationText,
-    CheckedSource,
     Limits,
     SourceModel,
     limits_of,
     open_source,
+    read_calibration,
     request_placement,
 )
 from tnlib_adapters.compression.text import check_tokens, sample_batches
@@ -42,7 +42,7 @@ from tnlib_adapters.compression.text import check_tokens, sample_batches
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tnlib_adapters.instrument.running_model import Batch
+    from tnlib_adapters.instrument.running_model import Batch, Document
 
 _LARGEST = 1e9  # m n min(m, n) of a weight that is timed at its own size
 _FORWARD = 4  # of the fit: original and fitted streams, and a few batches through later blocks, to choose weights
@@ -148,8 +148,8 @@ def plan(
     request = Request.of(
         budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
     )
-    opened = open_source(request, source)
-    checkpoint, with_text = opened.checkpoint, request.with_text
+    checkpoint, documents = open_source(request, source)
+    with_text = request.with_text
     names = names_of(checkpoint, request.what, with_text=with_text)
     by_role, _ = stored_bytes(checkpoint, request.what, names)
     n_bytes = sum(by_role.values())
@@ -157,7 +157,7 @@ def plan(
     n_before = count_compressed(checkpoint, request.what, with_text=with_text)
     limits = limits_of(checkpoint, request)
     run.progress("timing a block", 0, 2)
-    tokens, of_text = _time_passes(opened, request, limits) if with_text else ({}, 0.0)
+    tokens, of_text = _time_passes(checkpoint, documents, request, limits) if with_text else ({}, 0.0)
     run.progress("timing a block", 1, 2)
     of_weights = _time_weights(checkpoint, request)
     run.progress("timing a block", 2, 2)
@@ -191,14 +191,16 @@ def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: in
     return other + int(keep * n_before * (budget.width + scales) / 8)
 
 
-def _time_passes(opened: CheckedSource, request: Request, limits: Limits) -> tuple[dict[str, int], float]:
+def _time_passes(
+    checkpoint: Checkpoint, documents: Sequence[Document], request: Request, limits: Limits
+) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
-    checkpoint, n_blocks = opened.checkpoint, opened.checkpoint.n_layers
+    n_blocks = checkpoint.n_layers
     by_block = replace(limits, weights=0)  # of which one is read
     source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
-    model, text = source.original, cast(CalibrationText, opened.calibration(source))
+    model, text = source.original, cast(CalibrationText, read_calibration(source, documents))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
     outer, batch, k = OuterLayers(model), batches[len(batches) // 2], n_blocks // 2

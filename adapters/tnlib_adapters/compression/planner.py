@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -16,12 +16,10 @@ from tnlib_adapters.compression.methods.matrices import FactorisedWeight, factor
 from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.request import Request, check_attention, check_method, check_runs, check_uncompressed
+from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import rounded
-
-Call = Callable[[], Factorised]  # with all arrays it needs
 
 
 def make_plan(
@@ -36,7 +34,12 @@ def make_plan(
     `workspace` has the memory and the temporary files of the factors; None for the default memory, without files.
     Raises `ArgumentError` if no allocation meets the request, or the text is too short.
     """
-    factorisation = _factorise(source, request, text, progress, workspace or Workspace())
+    workspace = workspace or Workspace()
+    if text is None:
+        factorisation = factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
+    else:
+        with_text = resolve(TABLE[request.method].factorise)
+        factorisation = replace(with_text(source, text, request, workspace), workspace=workspace)
     plan = factorisation.plan_of(factorisation.select(request.budget), progress)
     del factorisation  # and its files
     if request.budget.width is None or request.in_bits:
@@ -52,15 +55,6 @@ def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
     return replace(plan, matrices=matrices)
 
 
-def _factorise(
-    source: SourceModel, request: Request, text: TokenSequences | None, progress: Progress, workspace: Workspace
-) -> Factorisation:
-    if text is None:
-        return factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
-    factorisation: Factorisation = resolve(TABLE[request.method].factorise)(source, text, request, workspace)
-    return replace(factorisation, workspace=workspace)
-
-
 def factorise(
     checkpoint: Checkpoint,
     method: str,
@@ -71,25 +65,26 @@ def factorise(
 ) -> Factorisation:
     """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
 
-    `workspace` has the memory and temporary files of the factors; None for the default memory, without files. Raises
-    `ArgumentError` if the method is not known, this model cannot run it, or the checkpoint is already compressed.
+    The model and the method are those of a checked request. `workspace` has the memory and temporary files of the
+    factors; None for the default memory, without files.
     """
-    check_method("compress", method)
-    check_uncompressed("compress", checkpoint)
-    if what != "mlp":
-        check_attention("compress", checkpoint, method)
-    check_runs("compress", checkpoint, method)
-    row, workspace = TABLE[method], workspace or Workspace()
-    layers = [checkpoint.wiring.attention_modules[k] for k in checkpoint.wiring.projection_layers(what)]
-    names = names_of(checkpoint, what)
-    rotary = has_rotary_or_norms(checkpoint)
-    calls: dict[str, Callable[[], Call]] = {
-        module: partial(_layer, row, checkpoint, k, rotary=rotary) for k, module in enumerate(layers)
-    }
-    for name in names:
-        applied = row if role_of(checkpoint.wiring, name) in row.applies_to else TABLE["matrix"]
-        calls[name] = partial(_weight, applied, checkpoint, name)
-    parts = _factorised_parts(calls, workspace, progress)
+    row, wiring, workspace = TABLE[method], checkpoint.wiring, workspace or Workspace()
+    layers, names = wiring.projection_layers(what), names_of(checkpoint, what)
+    rotary, parts = has_rotary_or_norms(checkpoint), dict[str, Factorised]()
+
+    def calls() -> Iterator[Callable[[], Factorised]]:
+        """Yield the calls with all arrays they need, which are read when a call is submitted."""
+        for k in layers:
+            yield partial(factorise_layer, row, checkpoint.projections(k), checkpoint.sizes, rotary=rotary)
+        for name in names:
+            applied = row if role_of(wiring, name) in row.applies_to else TABLE["matrix"]
+            yield partial(_factorise_module, applied, *read_weight(checkpoint, name))
+
+    made, modules = workspace.workers.map(calls()), [*(wiring.attention_modules[k] for k in layers), *names]
+    for done, module in enumerate(modules):
+        progress("factorising", done, len(modules))
+        parts[module] = LazyPart(next(made), workspace)
+    progress("factorising", len(modules), len(modules))
     weights = {name: weight_of(checkpoint, name) for name in names}
     return Factorisation(
         method,
@@ -101,27 +96,5 @@ def factorise(
     )
 
 
-def _factorised_parts(
-    calls: Mapping[str, Callable[[], Call]], workspace: Workspace, progress: Progress
-) -> dict[str, Factorised]:
-    """Return the factorised weights by module; the arrays of a call are read when it is submitted."""
-    parts, made = dict[str, Factorised](), workspace.workers.map(read() for read in calls.values())
-    for done, module in enumerate(calls):
-        progress("factorising", done, len(calls))
-        parts[module] = LazyPart(next(made), workspace)
-    progress("factorising", len(calls), len(calls))
-    return parts
-
-
-def _layer(method: Method, checkpoint: Checkpoint, k: int, *, rotary: bool) -> Call:
-    """Read a layer, and return the call that factorises it."""
-    return partial(factorise_layer, method, checkpoint.projections(k), checkpoint.sizes, rotary=rotary)
-
-
-def _weight(method: Method, checkpoint: Checkpoint, name: str) -> Call:
-    """Read the weight of a module outside the attention, and return the call that factorises it."""
-    return partial(_module_weight, method, *read_weight(checkpoint, name))
-
-
-def _module_weight(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
+def _factorise_module(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
     return ModuleWeights({"": FactorisedWeight(weight, resolve(method.factorise)(weight))}, n_bias)

@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 class Stage(str):
-    """Name of a stage of long work, for a progress bar, with what is being done and the tokens that a step passes.
+    """Name of a stage of long work, for a progress bar, with what is being done.
 
     Parameters
     ----------
@@ -27,23 +27,20 @@ class Stage(str):
         The string; equal for all steps of a stage.
     detail
         The current part, such as "block 7 of 22"; "" for none.
-    tokens
-        Mean number of tokens that pass a block, or a model, in a step; 0 without a text.
 
     Examples
     --------
-    >>> stage = Stage("collecting statistics", "block 7 of 22", 1024)
+    >>> stage = Stage("collecting statistics", "block 7 of 22")
     >>> stage == "collecting statistics", stage.detail
     (True, 'block 7 of 22')
     """
 
     detail: str
-    tokens: int
 
-    def __new__(cls, name: str, detail: str = "", tokens: int = 0) -> Self:
-        """Return the string with its attributes."""
+    def __new__(cls, name: str, detail: str = "") -> Self:
+        """Return the string with its attribute."""
         stage = super().__new__(cls, name)
-        stage.detail, stage.tokens = detail, tokens
+        stage.detail = detail
         return stage
 
 
@@ -51,7 +48,7 @@ def quiet(stage: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-_COLUMNS, _SPEED_FROM = 64, 100  # of a line without its bar and speed; width from which the speed is shown
+_COLUMNS = 64  # of a line without its bar
 _SILENT = 20.0  # seconds after which a log has a line of a part that has one already
 
 
@@ -67,8 +64,6 @@ class State:
         Time of the last call, and its steps.
     part
         What is being done.
-    tokens
-        Tokens of a step.
     memory
         Resident memory at the last call, in bytes.
     """
@@ -79,7 +74,6 @@ class State:
     done: int = 0
     total: int = 0
     part: str = ""
-    tokens: int = 0
     memory: int = 0
 
     def update(self, stage: str, done: int, total: int, now: float) -> None:
@@ -89,7 +83,6 @@ class State:
         self.last, self.done, self.total = now, done, total
         detail = getattr(stage, "detail", "")
         self.part = detail if detail and done < total else f"{done}/{total}"
-        self.tokens = getattr(stage, "tokens", 0) or self.tokens
         self.memory = resident_memory()
 
     def time(self, now: float) -> str:
@@ -101,11 +94,6 @@ class State:
             return "-:--:-- left"
         left = (self.last - self.began) / steps * (self.total - self.done) - (now - self.last)
         return f"{_clock(max(0.0, left))} left"
-
-    def speed(self) -> str:
-        """Return the tokens per second; "" without a text."""
-        steps, seconds = self.done - self.first, self.last - self.began
-        return f"{self.tokens * steps / seconds:,.0f} tok/s" if self.tokens and steps and seconds > 0 else ""
 
 
 def _clock(seconds: float) -> str:
@@ -143,13 +131,11 @@ def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _Log(check, console.file)
         return
-    speed = [Cell(State.speed, 11)] if console.width >= _SPEED_FROM else []
     bars = Bars(
         TextColumn("{task.description:<21}"),
-        BarColumn(bar_width=max(4, min(40, console.width - _COLUMNS - 12 * len(speed)))),
+        BarColumn(bar_width=max(4, min(40, console.width - _COLUMNS))),
         Cell(lambda state: state.part, 14),
         Cell(lambda state: state.time(time.monotonic()), 12),
-        *speed,
         Cell(lambda state: f"{state.memory / 1e9:.1f} GB", 7),
         console=console,
         transient=True,
@@ -191,7 +177,7 @@ class _Log:
         if part == self._shown and now - self._at < _SILENT:
             return
         self._shown, self._at = part, now
-        cells = (_clock(now - self._started), f"{name:<21}", f"{state.part:<14}", state.time(now), state.speed())
+        cells = (_clock(now - self._started), f"{name:<21}", f"{state.part:<14}", state.time(now))
         print("  ".join((*cells, f"{state.memory / 1e9:.1f} GB")), file=self._file, flush=True)
 
 

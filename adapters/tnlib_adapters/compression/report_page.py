@@ -94,8 +94,6 @@ def write_page(report: Report, file: Path) -> None:
         "weights, biases and factors.</p>",
         f"<p>To load it, put its path in the place of <code>folder</code>: <code>{html.escape(report.load)}</code></p>",
         table(["", "before", "after"], summarise(report)),
-        "<h2>Numbers and bytes before and after</h2>",
-        svg(size_bars(report), "parameters"),
         *_curve(report),
         *_rounded(report),
         "<h2>Error of every head</h2>",
@@ -204,7 +202,6 @@ def _calibration_note(report: Report) -> str:
 
 
 QK, OV = "#3b6ea5", "#c8553d"
-GREY = "#b8b8b8"
 
 
 def error_maps(report: Report) -> Figure:
@@ -342,41 +339,3 @@ def _bytes_per_unit(report: Report) -> tuple[str, float]:
     if report.layout == "dense":
         return "kept", float(report.compressed(report.bytes_before))
     return "kept", report.compressed(report.bytes_after) / report.kept
-
-
-def size_bars(report: Report) -> Figure:
-    """Draw the numbers and bytes of the compressed part and of the rest of the model, before and after."""
-    from matplotlib.figure import Figure
-
-    numbers = [(report.n_before, report.n_other), (report.n_stored, report.n_other)]
-    sizes = [
-        (report.compressed(b), sum(b.values()) - report.compressed(b))
-        for b in (report.bytes_before, report.bytes_after)
-    ]
-    figure = Figure(figsize=(9, 2.2), layout="constrained")
-    axes = figure.subplots(1, 2)
-    _draw_bars(axes[0], numbers, "parameters", "", report.subject)
-    _draw_bars(axes[1], sizes, "bytes on disk", "B", report.subject)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
-    return figure
-
-
-def _draw_bars(ax: Axes, pairs: Sequence[tuple[int, int]], label: str, unit: str, subject: str) -> None:
-    """Draw pairs (compressed part, rest) before and after as stacked bars."""
-    from matplotlib.ticker import EngFormatter
-
-    names = ["before", "after"]
-    attention, other = [a for a, _ in pairs], [b for _, b in pairs]
-    ax.barh(names, attention, color=QK, label=subject)
-    ax.barh(names, other, left=attention, color=GREY, label="everything else")
-    widest = max(a + b for a, b in pairs)
-    rounded = EngFormatter(unit, places=2)
-    for y, (a, b) in enumerate(pairs):
-        ax.text(
-            a + b + 0.01 * widest, y, rounded(a), va="center", fontsize=8, color=QK
-        )  # colour of the compressed part
-    ax.invert_yaxis()
-    ax.set(xlabel=label, xlim=(0, 1.25 * widest))
-    ax.locator_params(axis="x", nbins=5)
-    ax.xaxis.set_major_formatter(EngFormatter(unit))  # 20 k, 3 MB
-    ax.spines[["top", "right"]].set_visible(False)

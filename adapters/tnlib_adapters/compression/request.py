@@ -127,12 +127,12 @@ class Request:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise if this model cannot be compressed with these options."""
-        check_uncompressed("compress", checkpoint)
+        _check_uncompressed(checkpoint)
         if self.layout in ENGINES:
             check_engine(self.layout, checkpoint)
         if self.what != "mlp":
-            check_attention("compress", checkpoint, self.method)
-        check_runs("compress", checkpoint, self.method)
+            _check_attention(checkpoint, self.method)
+        _check_runs(checkpoint, self.method)
         wiring = checkpoint.wiring
         if self.calibration is not None:
             check_reads_text("compress", checkpoint)
@@ -175,7 +175,7 @@ class Request:
 
     def _check_method(self) -> None:
         if self.calibration is None:
-            check_method("compress", self.method)
+            _check_plain_method(self.method)
             if self.budget.bits is not None:
                 raise ArgumentError(
                     "compress: bits must come with a text, got none; pass a file as calibration (--calibrate TEXT), or "
@@ -266,16 +266,16 @@ def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:
     return "matrix" if what == "mlp" or budget.unbounded else "heads"
 
 
-def check_uncompressed(function: str, checkpoint: Checkpoint) -> None:
+def _check_uncompressed(checkpoint: Checkpoint) -> None:
     """Raise if a checkpoint is already compressed."""
     if checkpoint.factored is not None:
         raise ArgumentError(
-            f"{function}: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
+            f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
             "was made from."
         )
 
 
-def check_attention(function: str, checkpoint: Checkpoint, method: str) -> None:
+def _check_attention(checkpoint: Checkpoint, method: str) -> None:
     """Raise if the attention is made from latent vectors and `method` factorises its projections."""
     if checkpoint.wiring.layers[0].attention.latent is None:
         return
@@ -283,7 +283,7 @@ def check_attention(function: str, checkpoint: Checkpoint, method: str) -> None:
     if TABLE[method].unit == "layer":
         single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
         raise ArgumentError(
-            f"{function}: method must be {' or '.join(single)} for a {wiring.model_type}, whose queries, keys and "
+            f"compress: method must be {' or '.join(single)} for a {wiring.model_type}, whose queries, keys and "
             f"values are made from latent vectors, by matrices without heads of their own, got {method!r}; pass "
             "method='matrix'."
         )
@@ -312,23 +312,21 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
         )
 
 
-def check_method(function: str, method: str) -> None:
+def _check_plain_method(method: str) -> None:
     """Raise if no method of this name runs without calibration data."""
     if method in TABLE and method not in METHODS:
         raise ArgumentError(
-            f"{function}: method {method!r} needs a text, got none; pass a file as calibration (--calibrate TEXT)."
+            f"compress: method {method!r} needs a text, got none; pass a file as calibration (--calibrate TEXT)."
         )
     if method not in METHODS:
         raise ArgumentError(
-            f"{function}: method must be one of {', '.join(METHODS)}, or, with calibration data, of "
+            f"compress: method must be one of {', '.join(METHODS)}, or, with calibration data, of "
             f"{', '.join(WITH_TEXT)}, got {method!r}; choose one of them."
         )
 
 
-def check_runs(function: str, checkpoint: Checkpoint, method: str) -> None:
+def _check_runs(checkpoint: Checkpoint, method: str) -> None:
     """Raise if a method cannot run on this model."""
     reason = TABLE[method].reason_to_refuse(checkpoint.sizes)
     if reason:
-        raise ArgumentError(
-            f"{function}: method {method!r} cannot run on this model, because {reason}; choose another."
-        )
+        raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")

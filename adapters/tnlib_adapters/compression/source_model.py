@@ -82,23 +82,6 @@ def request_placement(request: Request) -> Placement | None:
 
 
 @dataclass(frozen=True)
-class CheckedSource:
-    """A checkpoint that can be compressed by a request, and the documents of its calibration data."""
-
-    checkpoint: Checkpoint
-    documents: Sequence[Document]
-
-    def calibration(self, source: SourceModel) -> CalibrationText | None:
-        """Return the calibration data as the model reads them; None without any."""
-        if not self.documents:
-            return None
-        model = source.original
-        sequences, held_out = hold_out(model.sequences(self.documents))
-        truncated = None if model.predicts else model.count_truncated(self.documents)
-        return CalibrationText(sequences, held_out, model.longest, truncated)
-
-
-@dataclass(frozen=True)
 class CalibrationText:
     """Sequences of token ids for calibration and evaluation."""
 
@@ -118,8 +101,20 @@ class CalibrationText:
         return counts if self.truncated is None else counts | {"truncated": self.truncated}
 
 
-def open_source(request: Request, source: str | os.PathLike[str], target: Path | None = None) -> CheckedSource:
-    """Open a checkpoint and read the text of a request; raise if `compress` cannot write `target` by it.
+def read_calibration(source: SourceModel, documents: Sequence[Document]) -> CalibrationText | None:
+    """Return the calibration data as the model reads them; None without any."""
+    if not documents:
+        return None
+    model = source.original
+    sequences, held_out = hold_out(model.sequences(documents))
+    truncated = None if model.predicts else model.count_truncated(documents)
+    return CalibrationText(sequences, held_out, model.longest, truncated)
+
+
+def open_source(
+    request: Request, source: str | os.PathLike[str], target: Path | None = None
+) -> tuple[Checkpoint, list[Document]]:
+    """Open a checkpoint and read the documents of a request; raise if `compress` cannot write `target` by it.
 
     `target` is None if nothing is written.
     """
@@ -134,7 +129,7 @@ def open_source(request: Request, source: str | os.PathLike[str], target: Path |
         if documents:  # loaded from there at the end
             check_text_path("compress", "OUT", target)
     request.check(checkpoint)
-    return CheckedSource(checkpoint, documents)
+    return checkpoint, documents
 
 
 def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:

@@ -166,9 +166,13 @@ def run_block(model: RunningModel, k: int, x: Tensor, call: Call) -> Tensor:
 
 
 def forward(
-    outer: OuterLayers, streams: Streams, step: Callable[[int, int], None] = lambda _block, _batch: None
+    outer: OuterLayers,
+    streams: Streams,
+    step: Callable[[int, int], None] = lambda _block, _batch: None,
+    *,
+    keep: bool = True,
 ) -> list[list[Call]]:
-    """Store the inputs of all blocks, "stream-0" and so on, and the output of the last.
+    """Store the inputs of all blocks, "stream-0" and so on, and the output of the last; only that if not `keep`.
 
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
     called with the indices of the block and of the batch, before each.
@@ -183,6 +187,8 @@ def forward(
                 x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
                 streams.write(f"stream-{k + 1}", b, x)
             streams.finish(f"stream-{k + 1}")
+            if not keep:
+                streams.remove(f"stream-{k}")
     return calls
 
 
@@ -217,22 +223,6 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
     return value
 
 
-def run_blocks(outer: OuterLayers, streams: Streams) -> Iterator[tuple[int, int]]:
-    """Run all batches through every block, first to last, and yield the indices of block and batch after each.
-
-    Only the output of the last of n blocks is left in the end, "stream-n".
-    """
-    calls = enter(outer, streams)
-    for k in range(len(outer.model.layers)):
-        for b in range(len(streams.batches)):
-            with torch.no_grad():
-                x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
-            streams.write(f"stream-{k + 1}", b, x)
-            yield k, b
-        streams.finish(f"stream-{k + 1}")
-        streams.remove(f"stream-{k}")
-
-
 class Outputs:
     """Outputs of a model for batches, each computed when it is used from the output of the last block, in a file.
 
@@ -242,9 +232,8 @@ class Outputs:
     def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:
         self._outer, self._streams = OuterLayers(model), Streams.temporary(batches, model.sizes.d_model)
         total = len(model.layers) * len(batches)
-        progress(0, total)
-        for done, _ in enumerate(run_blocks(self._outer, self._streams), 1):
-            progress(done, total)
+        forward(self._outer, self._streams, lambda k, b: progress(k * len(batches) + b, total), keep=False)
+        progress(total, total)
         model.drop()
 
     def of_batch(self, b: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Progress bars: what a stage shows of its time, its speed and its part."""
+"""Progress bars: what a stage shows of its time and its part."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from compressed_folders import by_options, few_steps
 from tnlib_adapters.compression.progress import Stage, State, progress_bars
 
 
-def test_a_stage_states_its_part_and_its_tokens() -> None:
+def test_a_stage_states_its_part_and_its_memory() -> None:
     state = State(began=0.0, first=0)
-    state.update(Stage("collecting", "block 7 of 22", 1000), 4, 20, 8.0)
-    assert (state.part, state.speed()) == ("block 7 of 22", "500 tok/s")
+    state.update(Stage("collecting", "block 7 of 22"), 4, 20, 8.0)
+    assert state.part == "block 7 of 22"
     assert state.memory > 0
     state.update("collecting", 20, 20, 40.0)
-    assert (state.part, state.speed()) == ("20/20", "500 tok/s")
+    assert state.part == "20/20"
 
 
 def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,8 +26,8 @@ def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
     checks = []
     with progress_bars(lambda: checks.append(True)) as show:
-        show(Stage("collecting statistics", "block 7 of 22", 1000), 1, 44)
-        show(Stage("collecting statistics", "block 7 of 22", 1000), 2, 44)
+        show(Stage("collecting statistics", "block 7 of 22"), 1, 44)
+        show(Stage("collecting statistics", "block 7 of 22"), 2, 44)
     shown = capsys.readouterr().err
     assert "collecting statistics" in shown
     assert "block 7 of 22" in shown
@@ -39,7 +39,7 @@ def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monke
 def test_without_a_terminal_every_block_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bars(lambda: None) as show:
         for step in range(8):
-            show(Stage("collecting statistics", f"block {4 - step // 2} of 4", 1000), step, 8)
+            show(Stage("collecting statistics", f"block {4 - step // 2} of 4"), step, 8)
         show("collecting statistics", 8, 8)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5
@@ -49,7 +49,7 @@ def test_without_a_terminal_every_block_has_a_line(capsys: pytest.CaptureFixture
     assert "8/8" in lines[-1]
 
 
-def test_statistics_count_blocks_and_tokens(
+def test_statistics_count_blocks(
     folders: Any, text: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None
 ) -> None:
     few_steps(monkeypatch, 1)
@@ -61,7 +61,7 @@ def test_statistics_count_blocks_and_tokens(
             **by_options(
                 keep=0.5,
                 calibrate=text,
-                progress=lambda stage, done, total: calls.append((Stage(stage, *_fields(stage)), done, total)),
+                progress=lambda stage, *steps: calls.append((Stage(stage, getattr(stage, "detail", "")), *steps)),
             ),
         )
     for name in ("running the model", "collecting statistics"):
@@ -69,9 +69,4 @@ def test_statistics_count_blocks_and_tokens(
         assert [done for _, done, _ in own] == sorted(done for _, done, _ in own)
         assert own[-1][1] == own[-1][2]
         assert {total for _, _, total in own} == {own[-1][2]}
-        assert all(stage.tokens > 0 for stage, _, _ in own)
         assert {"block 1 of 2", "block 2 of 2"} <= {stage.detail for stage, _, _ in own}
-
-
-def _fields(stage: str) -> tuple[str, int]:
-    return getattr(stage, "detail", ""), getattr(stage, "tokens", 0)

@@ -124,14 +124,14 @@ class _Collection:
     def _show_forward(self, k: int, b: int) -> None:
         """Show that a batch enters a block in the forward pass."""
         batches = self._streams.batches
-        stage = Stage("running the model", f"block {k + 1} of {self._n}", mean_tokens(batches))
+        stage = Stage("running the model", f"block {k + 1} of {self._n}")
         self._progress(stage, k * len(batches) + b + 1, self._n * len(batches))
 
     def _show_backward(self, group: int, b: int) -> None:
         """Show that a batch enters the backward pass: of a block, last to first, or of the embeddings."""
         n_batches, position = len(self._batches), self._n - 1 - group
         detail = self._passes[position] if position < len(self._passes) else ""
-        stage = Stage("collecting statistics", detail, mean_tokens(self._batches))
+        stage = Stage("collecting statistics", detail)
         self._progress(stage, position * n_batches + b, len(self._passes) * n_batches)
 
     def _statistics(self, group: int, observed: Iterable[Observed]) -> Statistics:
@@ -187,11 +187,6 @@ class _Collection:
         import torch
 
         return torch.Generator().manual_seed(2 * b)
-
-
-def mean_tokens(batches: Sequence[Batch]) -> int:
-    """Return the mean number of tokens of a batch."""
-    return sum(batch.n_tokens for batch in batches) // max(1, len(batches))
 
 
 _SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs

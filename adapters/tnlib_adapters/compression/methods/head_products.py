@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Heads:
     def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
         self._pairs, self._n_heads = pairs, sizes.group_size
         self._operators = [
-            parallel_map(product_svd, [_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
+            _product_svds([_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
             for pair in pairs
         ]
         self.curves = [_curve(operator) for operators in self._operators for operator in operators]
@@ -125,21 +125,18 @@ def has_rotary_or_norms(checkpoint: Checkpoint) -> bool:
     return attention.frequencies(None, "compress") is not None or bool(attention.head_norms)
 
 
-R = TypeVar("R")
-
-
 @single_threaded_blas
-def parallel_map(function: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
-    """Return function(*a) for every tuple `a` of `arguments`, in their order.
+def _product_svds(factors: Sequence[tuple[Array, Array]]) -> list[_SVD]:
+    """Return the SVD of every product, in parallel.
 
     Several threads of BLAS do not speed up the factorization of a small matrix, and often slow it down; several
     factorizations in parallel are faster.
     """
-    results: list[Any] = [None] * len(arguments)
+    results: list[Any] = [None] * len(factors)
 
     def work(first: int, last: int) -> None:
         for k in range(first, last):
-            results[k] = function(*arguments[k])
+            results[k] = product_svd(*factors[k])
 
-    run_parallel(work, split_range(len(arguments), thread_count()))
+    run_parallel(work, split_range(len(factors), thread_count()))
     return results
