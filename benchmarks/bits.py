@@ -23,7 +23,7 @@ import click
 import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
+from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
 from tnlib_adapters.compression.compressed_part import names_of, read_weight
 from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
@@ -87,7 +87,7 @@ def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch]) -> 
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
             part.update(arrays)
 
-    collect_groups(model, uses, batches, quiet, streams=Streams.temporary(batches, model.sizes.d_model), save=keep)
+    StatisticsPasses(model, uses, batches, Streams.temporary(batches, model.sizes.d_model), quiet).run(keep)
     return Statistics(*kept)
 
 

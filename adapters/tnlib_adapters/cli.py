@@ -127,7 +127,7 @@ def compress(source: str, out: Path, **options: Any) -> None:
         with open_executor(**of_executor) as executor:
             arguments["run"] = replace(arguments["run"], executor=executor)
             report = run(_folder(source), out, **arguments)
-    from tnlib_adapters.compression.terminal import show_report
+    from tnlib_adapters.compression.report import show_report
 
     show_report(report, out)
 
@@ -165,7 +165,7 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
         from tnlib_adapters.compression.evaluate import evaluate as run
 
         evaluation = run(_folder(source), out, text, **options, progress=progress)
-    from tnlib_adapters.compression.terminal import show_evaluation
+    from tnlib_adapters.compression.report import show_evaluation
 
     show_evaluation(evaluation)
 

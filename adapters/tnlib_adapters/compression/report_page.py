@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.report import INT8, HeadReport, Report, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report import INT8, Report, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.files.folder import NOTE, split_card
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_PREDICTED, _MEASURED = "#3b6ea5", "#c8553d"  # colours of errors
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
@@ -83,7 +84,7 @@ def _write_note(out: Path, report: Report) -> None:
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write the page: summary, sizes, errors per head and layer, and spectra."""
+    """Write the page: summary, error against size, and errors per head and layer."""
     name = Path(report.source).resolve().name
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
@@ -114,10 +115,6 @@ def write_page(report: Report, file: Path) -> None:
             ],
         ),
         *_matrices(report),
-        "<h2>Spectra</h2>",
-        "<p>Every line shows the singular values of one original operator, divided by the largest of them. "
-        "A head whose line falls early has a low effective rank.</p>",
-        svg(spectra(report), "spectra"),
     ]
     file.write_text(page(name, body), encoding="utf-8")
 
@@ -201,9 +198,6 @@ def _calibration_note(report: Report) -> str:
     )
 
 
-QK, OV = "#3b6ea5", "#c8553d"
-
-
 def error_maps(report: Report) -> Figure:
     """Draw the relative error of every head's QK and OV operator, layers as rows and heads as columns."""
     from matplotlib.figure import Figure
@@ -231,52 +225,6 @@ def _write_values(ax: Axes, values: Any, top: float) -> None:
         ax.text(column, row, label, ha="center", va="center", color="white" if dark else "black", fontsize=8)
 
 
-def spectra(report: Report) -> Figure:
-    """Draw the singular values of every head's operators, one panel per layer, and the truncation ranks."""
-    from matplotlib.figure import Figure
-
-    n_layers = len(report.layers)
-    columns = min(3, n_layers)
-    rows = -(-n_layers // columns)
-    figure = Figure(figsize=(3.6 * columns, 0.5 + 2.5 * rows), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel()
-    for layer, ax in enumerate(axes):
-        if layer >= n_layers:
-            ax.set_visible(False)
-            continue
-        heads = [head for head in report.heads if head.layer == layer]
-        _draw_spectra(ax, heads)
-        ax.set(title=f"layer {layer}", yscale="log", xlabel="singular value", ylabel="relative size")
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.label_outer()
-        if layer + columns >= n_layers:  # lowest panel of its column, also where the last row is shorter
-            ax.tick_params(labelbottom=True)
-            ax.set_xlabel("singular value")
-    figure.legend(*_legend(report.heads[0].qk_kept is not None), loc="outside upper center", ncols=3, frameon=False)
-    return figure
-
-
-def _draw_spectra(ax: Axes, heads: Sequence[HeadReport]) -> None:
-    for head in heads:
-        for colour, values, rank in ((QK, head.qk_spectrum, head.qk_kept), (OV, head.ov_spectrum, head.ov_kept)):
-            relative = np.array(values) / (values[0] or 1.0)
-            plotted = relative > 1e-8  # smaller values are roundoff, or belong to absent biases and heads
-            ax.plot(np.arange(1, len(relative) + 1)[plotted], relative[plotted], color=colour, alpha=0.5, lw=1)
-            if rank and plotted[rank - 1]:
-                ax.plot(rank, relative[rank - 1], "o", color=colour, ms=3.5)
-
-
-def _legend(with_cut: bool) -> tuple[list[Any], list[str]]:
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], color=QK), Line2D([], [], color=OV)]
-    names = ["QK operators", "OV operators"]
-    if with_cut:
-        lines.append(Line2D([], [], color="black", marker="o", ls="none", ms=3.5))
-        names.append("last value kept")
-    return lines, names
-
-
 def error_curve(report: Report) -> Figure:
     """Draw predicted error against bytes, the chosen and measured points, and plain int8."""
     from matplotlib.figure import Figure
@@ -287,13 +235,13 @@ def error_curve(report: Report) -> Figure:
     sizes, errors = (np.array(report.curve.get(name, [])) for name in (unit, "predicted"))
     largest = errors.max(initial=0.0)
     plotted = errors > 1e-4 * largest  # the logarithmic axis ends four decades below the largest error
-    ax.plot(n_bytes / 1e6 * sizes[plotted], errors[plotted], color=QK, label="predicted")
+    ax.plot(n_bytes / 1e6 * sizes[plotted], errors[plotted], color=_PREDICTED, label="predicted")
     x = n_bytes / 1e6 * (report.kept if unit == "kept" else report.average_bits or 0.0)
     if report.predicted is not None:
         label = f"chosen: {report.predicted:.3g} predicted"
-        ax.plot(x, report.predicted, "o", color=QK, mfc="none", ms=11, mew=1.5, label=label)
+        ax.plot(x, report.predicted, "o", color=_PREDICTED, mfc="none", ms=11, mew=1.5, label=label)
     if report.measured is not None:
-        ax.plot(x, report.measured, "D", color=OV, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
+        ax.plot(x, report.measured, "D", color=_MEASURED, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
     if report.plain_measured is None:
         label = f"{INT8}: {report.plain_bytes / 1e6:.2f} MB"
         ax.axvline(report.plain_bytes / 1e6, color="black", ls=":", lw=1, label=label)

@@ -24,11 +24,11 @@ from tnlib_adapters.compression.evaluate import round_weights  # noqa: E402
 from tnlib_adapters.compression.report import (  # noqa: E402
     RoundedReport,
     headline,
+    show_report,
     summarise,
     verdict,
 )
 from tnlib_adapters.compression.report_page import write_page  # noqa: E402
-from tnlib_adapters.compression.terminal import show_report  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")

@@ -130,10 +130,10 @@ def test_heads_have_no_ranks_of_their_own_in_other_methods(tmp_path: Path) -> No
 # --------------------------------------------------------------------------------------------------------- the page
 
 
-def test_the_page_holds_three_pictures_and_needs_nothing_else(compressed: Any) -> None:
+def test_the_page_holds_two_pictures_and_needs_nothing_else(compressed: Any) -> None:
     page = (compressed[1] / PAGE).read_text()
     found = check_page(page)
-    assert [tag for tag, _ in found.tags].count("svg") == len(pictures(page)) == 3
+    assert [tag for tag, _ in found.tags].count("svg") == len(pictures(page)) == 2
     assert "img" not in {tag for tag, _ in found.tags}
     assert all(len(list(picture.iter())) > 50 for picture in pictures(page))
 
@@ -203,7 +203,7 @@ def test_odd_reports_have_a_page(n_layers: int, values: dict[str, Any], tmp_path
     )
     write_page(report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 2
     assert "nan" not in Page(page).text
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
-from tnlib_adapters.compression.calibration.statistics import Statistics, collect_groups
+from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
 from tnlib_adapters.compression.compressed_part import names_of, read_weight, widest_component
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
@@ -189,7 +189,7 @@ def collect_calibration(
         factorise(group, statistics)
 
     if set(done) < set(groups):
-        collect_groups(model, uses, sample, request.run.progress, streams=streams, save=collected, done=done)
+        StatisticsPasses(model, uses, sample, streams, request.run.progress).run(collected, done)
     elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
         from tnlib_adapters.instrument.block_passes import OuterLayers, forward
 

@@ -69,28 +69,11 @@ class Statistics:
         return moments[:rows, :rows]
 
 
-def collect_groups(
-    model: RunningModel,
-    uses: WeightUses,
-    batches: Sequence[Batch],
-    progress: Progress,
-    *,
-    streams: Streams,
-    save: Callable[[int, Statistics], None],
-    done: Collection[int] = (),
-) -> None:
-    """Collect the statistics of the batches block by block, last to first, and `save` every group as it is complete.
-
-    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again, and
-    groups that are `done` are left out.
-    """
-    _Collection(model, uses, batches, streams, progress).run(save, done)
-
-
-class _Collection:
+class StatisticsPasses:
     """A forward pass, and a backward pass of one probe, that collect the statistics of every group of weights.
 
-    Gradients at the inputs of the blocks are stored beside the streams: "gradient-3" at block 3.
+    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again.
+    Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
     """
 
     def __init__(
@@ -103,8 +86,8 @@ class _Collection:
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
         self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
 
-    def run(self, save: Callable[[int, Statistics], None], done: Collection[int]) -> None:
-        """Collect the statistics of all groups that are not done."""
+    def run(self, save: Callable[[int, Statistics], None], done: Collection[int] = ()) -> None:
+        """Collect the statistics block by block, last to first, and `save` those of every group that is not `done`."""
         from tnlib_adapters.instrument.block_passes import forward
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
