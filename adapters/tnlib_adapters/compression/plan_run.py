@@ -202,7 +202,7 @@ def _time_passes(
     source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
     model, text = source.original, cast(CalibrationText, read_calibration(source, documents))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
-    check_tokens("compress", batches, widest_component(checkpoint, request.what), "components")
+    check_tokens("compress", batches, widest_component(checkpoint, request.what))
     outer, batch, k = OuterLayers(model), batches[len(batches) // 2], n_blocks // 2
     x, calls = outer.enter(batch)
     block = _seconds(lambda: run_block(model, k, x, calls[k])) / batch.ids.numel()

@@ -175,13 +175,13 @@ def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
 
 
-def check_tokens(function: str, batches: Sequence[Batch], least: int, of: str = "inputs") -> None:
-    """Raise if a text has fewer tokens than the widest weight has inputs (or `of`): the moments would be singular."""
+def check_tokens(function: str, batches: Sequence[Batch], least: int) -> None:
+    """Raise if a text has fewer tokens than the widest weight has components: the moments would be singular."""
     n_tokens, n_sequences = sum(batch.n_tokens for batch in batches), sum(len(batch.ids) for batch in batches)
     if n_tokens < least:
         longest = max((batch.ids.shape[1] for batch in batches), default=0)
         needed = f" or {math.ceil(least / longest):,} sequences of {longest}" if longest else ""
         raise ArgumentError(
-            f"{function}: the calibration text must have at least {least:,} tokens for weights with {least:,} {of}"
-            f"{needed}, got {n_tokens:,} in {n_sequences:,}, {least - n_tokens:,} too few; add text."
+            f"{function}: the calibration text must have at least {least:,} tokens for weights with {least:,} "
+            f"components{needed}, got {n_tokens:,} in {n_sequences:,}, {least - n_tokens:,} too few; add text."
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,18 +37,7 @@ class FactoredMap:
         return any(factor.requires_grad for factor in self.factors)
 
 
-class Computation(Protocol):
-    """Replacement of the forward pass of a module."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the module."""
-
-    @property
-    def requires_grad(self) -> bool:
-        """True if gradients flow to a weight."""
-
-
-Weights = Mapping[str, Tensor | Computation]  # parameters of a block, and other computations of modules, by name below
+Weights = Mapping[str, Tensor | FactoredMap]  # parameters of a block, and maps of linear modules, by name below
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,7 @@ class Block:
             yield
 
     @contextmanager
-    def _computing(self, computations: Mapping[str, Computation]) -> Iterator[None]:
+    def _computing(self, computations: Mapping[str, FactoredMap]) -> Iterator[None]:
         """Let modules compute these inside."""
         modules: list[Any] = [self.layer.block.get_submodule(name) for name in computations]
         for module, computation in zip(modules, computations.values(), strict=True):

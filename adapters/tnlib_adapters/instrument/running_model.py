@@ -116,10 +116,8 @@ class RunningModel:
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
         checkpoint = self.weights.source.checkpoint
-        model, stored = _empty_model(checkpoint, self.function)
-        empty = running(model, self.tokenizer, self.max_tokens, self.function)
-        copy = _with_weights(empty, Source(checkpoint, empty.wiring, stored), change=change, original=self.weights)
-        return replace(copy, batch_tokens=self.batch_tokens)
+        arguments = checkpoint, self.tokenizer, self.max_tokens, self.function
+        return replace(_load(*arguments, change=change, original=self.weights), batch_tokens=self.batch_tokens)
 
     @property
     def device(self) -> torch.device:
@@ -251,17 +249,8 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    model, stored = _empty_model(checkpoint, function)
-    empty = running(model, tokenizer, max_tokens, function)
-    source_of_weights = Source(checkpoint, empty.wiring, stored)
-    running_model = _with_weights(empty, source_of_weights, max_bytes=max_weights, placement=placement)
+    running_model = _load(checkpoint, tokenizer, max_tokens, function, max_bytes=max_weights, placement=placement)
     return replace(running_model, batch_tokens=batch_tokens)
-
-
-def _empty_model(checkpoint: Checkpoint, function: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model of a checkpoint without weights, its parameters tied, and what is stored of each of these."""
-    model = make_without_weights(function, checkpoint)
-    return model, find_stored(model, checkpoint, function)
 
 
 def make_without_weights(function: str, checkpoint: Checkpoint) -> Any:
@@ -310,18 +299,13 @@ def _parameters_on_meta() -> Iterator[None]:
         PreTrainedModel.initialize_weights = initialize  # type: ignore[method-assign]
 
 
-def _with_weights(
-    empty: RunningModel,
-    source: Source,
-    *,
-    change: Change | None = None,
-    original: StoredWeights | None = None,
-    max_bytes: int | None = None,
-    placement: Placement | None = None,
-) -> RunningModel:
-    """Return a model with the weights of a source; parameters are those of `StoredWeights`."""
-    blocks = [layer.block for layer in empty.layers]
-    weights = StoredWeights(empty.model, blocks, source, change, original, max_bytes=max_bytes, placement=placement)
+def _load(checkpoint: Checkpoint, tokenizer: Any, max_tokens: int, function: str, **options: Any) -> RunningModel:
+    """Return the model of a checkpoint; options are those of `StoredWeights`."""
+    model = make_without_weights(function, checkpoint)
+    stored = find_stored(model, checkpoint, function)
+    empty = running(model, tokenizer, max_tokens, function)
+    source = Source(checkpoint, empty.wiring, stored)
+    weights = StoredWeights(model, [layer.block for layer in empty.layers], source, **options)
     return replace(empty, weights=weights, placement=weights.placement)
 
 

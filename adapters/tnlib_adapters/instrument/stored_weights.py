@@ -266,11 +266,11 @@ class StoredWeights:
         model: Any,
         blocks: Sequence[nn.Module],
         source: Source,
-        change: Change | None,
-        original: StoredWeights | None,
         *,
-        max_bytes: int | None,
-        placement: Placement | None,
+        change: Change | None = None,
+        original: StoredWeights | None = None,
+        max_bytes: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.placement: Placement = placement or (Placement() if original is None else original.placement)
         inherited = IN_MEMORY if original is None else original.max_bytes

@@ -288,14 +288,9 @@ def use_integers(model: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     for name, info in integer_weights(checkpoint).items():
         place, linear = find_place(model, name.removesuffix(".weight").removeprefix(checkpoint.prefix))
         bias: Any = linear.bias
-        _set(model, place, IntegerLinear(info.codes().astype(np.uint8), info.scales(), info.n_bits, bias))
+        model.set_submodule(place, IntegerLinear(info.codes().astype(np.uint8), info.scales(), info.n_bits, bias))
     if checkpoint.wiring.reads == "tokens":
         table = checkpoint.wiring.embedding.table
         place, _ = find_place(model, table.module.removeprefix(checkpoint.prefix))
-        _set(model, place, IntegerTable(checkpoint.folder.tensors[table.weight].read_finite()))
+        model.set_submodule(place, IntegerTable(checkpoint.folder.tensors[table.weight].read_finite()))
     return model
-
-
-def _set(model: nn.Module, place: str, module: nn.Module) -> None:
-    parent, _, name = place.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)

@@ -46,8 +46,7 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
         if isinstance(module, FactoredLinear) and id(module) not in inside
     ]
     for name, layer in layers:
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, _linear(layer))
+        model.set_submodule(name, _linear(layer))
     for module in list(model.modules()):
         if hasattr(module, "tnlib"):  # the parameters of the factors
             del module.tnlib

@@ -80,7 +80,7 @@ class TnlibQuantizer(HfQuantizer):
                 if not layer.holds_bias_of(letters):
                     factored.bias = originals[name].bias
                 factored.register_parameter("weight", no_numbers(originals[name].weight))
-                _set_module(layer.attention, name, factored)
+                layer.attention.set_submodule(name, factored)
             # skip the architecture's own initialisation, which looks for dense weights, unless it computes buffers
             # that no file holds
             if not layer.attention._non_persistent_buffers_set:
@@ -118,7 +118,7 @@ class TnlibQuantizer(HfQuantizer):
                 if dense.bias is None and layer.holds_bias_of(letters):  # the factors imply zero
                     dense.bias = nn.Parameter(dense.weight.new_zeros(dense.out_features))
                 is_conv = layer.wiring.projections[letters].stored == "in_out"
-                _set_module(layer.attention, name, _conv1d(dense) if is_conv else dense)
+                layer.attention.set_submodule(name, _conv1d(dense) if is_conv else dense)
             delattr(layer.attention, METHOD)
         wiring = _wire(model.config)
         for description in _modules(model, self.quantization_config):
@@ -128,12 +128,12 @@ class TnlibQuantizer(HfQuantizer):
             module = cast(FactoredLinear | FactoredEmbedding, model.get_submodule(place))
             dense_module = module.to_dense()
             is_conv = isinstance(dense_module, nn.Linear) and _is_conv(wiring, description.module)
-            _set_module(model, place, _conv1d(cast(nn.Linear, dense_module)) if is_conv else dense_module)
+            model.set_submodule(place, _conv1d(cast(nn.Linear, dense_module)) if is_conv else dense_module)
             for other, tied in list(model.named_modules()):
                 if isinstance(tied, FactoredEmbedding | TiedUnembedding) and tied.embedding is module:
                     dense_tied = tied.to_dense()
                     dense_tied.weight = dense_module.weight
-                    _set_module(model, other, dense_tied)
+                    model.set_submodule(other, dense_tied)
                     model.all_tied_weights_keys[f"{other}.weight"] = f"{place}.weight"
         return model
 
@@ -186,7 +186,9 @@ def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
     layers = []
     for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
         of_layer = [description for description in described if description.of and description.module == module]
-        layers += [_FactoredModule(_find(model, layer.attention.parent), of_layer, layer.attention)] if of_layer else []
+        if of_layer:
+            attention = find_place(model, layer.attention.parent)[1]
+            layers.append(_FactoredModule(attention, of_layer, layer.attention))
     return layers
 
 
@@ -229,19 +231,9 @@ def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:
     )
 
 
-def _find(model: nn.Module, path: str) -> nn.Module:
-    """Return the module at `path`."""
-    return find_place(model, path)[1]
-
-
 def _set_initialized(root: nn.Module, name: str, module: nn.Module) -> None:
     module._is_hf_initialized = True  # type: ignore[assignment]
-    _set_module(root, name, module)
-
-
-def _set_module(root: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, leaf = name.rpartition(".")
-    setattr(root.get_submodule(parent), leaf, module)
+    root.set_submodule(name, module)
 
 
 def _conv1d(linear: nn.Linear) -> Conv1D:

@@ -164,7 +164,7 @@ def collect_calibration(
     executor.
     """
     what, folder, workspace = request.what, folder or CalibrationFolder(), workspace or Workspace()
-    check_tokens(model.function, batches, widest_component(checkpoint, what), "components")
+    check_tokens(model.function, batches, widest_component(checkpoint, what))
     weights, sample = SelectedWeights(checkpoint, what), sample_batches(batches, request.tokens // 2)
     model = weights.folded(model)
     uses = weights.uses(model)
