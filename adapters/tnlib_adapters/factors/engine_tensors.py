@@ -47,6 +47,7 @@ _PARTS = {  # tensors of a weight: axes, dtypes
     },
 }
 _OPTIONAL = ("g_idx", "weight_zero_point", "weight_g_idx")
+_UNWRITTEN = ("weight_zero_point", "weight_g_idx")  # tensors that only other writers have
 _VERSIONS = ("gptq", "gptq_v2")  # checkpoint_format
 
 
@@ -86,19 +87,28 @@ def stored_shapes(
     >>> stored_shapes(COMPRESSED_TENSORS, IntegerFormat(3, 0, 32, has_zero=True), (64, 32))["weight_packed"]
     ('I32', (32, 6))
     """
+    shapes = _shapes(stored_as, form.bits, form.n_groups(shape[0]), shape)
+    dtypes = {_SCALES[stored_as]: scales, "weight_shape": "I64"}
+    return {part: (dtypes.get(part, "I32"), of_part) for part, of_part in shapes.items() if part not in _UNWRITTEN}
+
+
+def _shapes(method: str, bits: int, n_groups: int, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors of a weight (in, out)."""
     n_in, n_out = shape
-    n_groups, words = form.n_groups(n_in), _n_words(n_in, form.bits)
-    if stored_as == GPTQ:
+    words, of_zeros = _n_words(n_in, bits), _n_words(n_out, bits)
+    if method == GPTQ:
         return {
-            "qweight": ("I32", (words, n_out)),
-            "qzeros": ("I32", (n_groups, n_out * form.bits // _WORD)),
-            "scales": (scales, (n_groups, n_out)),
-            "g_idx": ("I32", (n_in,)),
+            "qweight": (words, n_out),
+            "qzeros": (n_groups, of_zeros),
+            "scales": (n_groups, n_out),
+            "g_idx": (n_in,),
         }
     return {
-        "weight_packed": ("I32", (n_out, words)),
-        "weight_scale": (scales, (n_out, n_groups)),
-        "weight_shape": ("I64", (2,)),
+        "weight_packed": (n_out, words),
+        "weight_scale": (n_out, n_groups),
+        "weight_shape": (2,),
+        "weight_zero_point": (of_zeros, n_groups),
+        "weight_g_idx": (n_in,),
     }
 
 
@@ -277,14 +287,7 @@ def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], zer
             f"{_CODES[method]} must hold 1 to 8 bits of {_WORD} inputs or more, got shape {first.shape} for {n_in} "
             "inputs"
         )
-    by_inputs, by_outputs = _n_words(n_in, n_bits), _n_words(n_out, n_bits)
-    wanted: dict[str, tuple[int, ...]] = {_GROUPS[method]: (n_in,), "weight_shape": (2,)}
-    if method == GPTQ:
-        wanted |= {"qweight": (by_inputs, n_out), "qzeros": (info.n_groups, by_outputs)}
-        wanted["scales"] = (info.n_groups, n_out)
-    else:
-        wanted |= {"weight_packed": (n_out, by_inputs), "weight_zero_point": (by_outputs, info.n_groups)}
-        wanted["weight_scale"] = (n_out, info.n_groups)
+    wanted = _shapes(method, n_bits, info.n_groups, (n_in, n_out))
     for part, tensor in parts.items():
         if tensor.shape != wanted[part]:
             raise info._damaged(f"{part} must be of shape {wanted[part]}, got {tensor.shape}")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, run_block
@@ -178,18 +179,13 @@ def _valid(x: Tensor, batch: Batch) -> Tensor:
     return x * batch.mask[..., None] if batch.is_padded else x
 
 
-@contextmanager
-def _leaf_at(module: nn.Module) -> Iterator[None]:
+def _leaf_at(module: nn.Module) -> RemovableHandle:
     """Detach the output of a module and make it require gradients, so that no parameter has to."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.detach().requires_grad_()
 
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return module.register_forward_hook(hook)
 
 
 def draw_probe(model: RunningModel, out: Tensor, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -218,32 +214,22 @@ def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
 
 
-@contextmanager
-def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Store the output of a module in into[key] whenever it runs inside the block."""
+def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableHandle:
+    """Store the output of a module in into[key] whenever it runs inside the block that the hook is entered for."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> None:
         into[key] = out
 
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return module.register_forward_hook(hook)
 
 
-@contextmanager
-def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Iterator[None]:
-    """Store the input of a module in into[key] whenever it runs inside the block."""
+def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableHandle:
+    """Store the input of a module in into[key] whenever it runs inside the block that the hook is entered for."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
         into[key] = args[0]
 
-    handle = module.register_forward_pre_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return module.register_forward_pre_hook(hook)
 
 
 class _Reached(Exception):
@@ -257,9 +243,5 @@ def stopping_after(module: nn.Module) -> Iterator[None]:
     def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
         raise _Reached
 
-    handle = module.register_forward_hook(hook)
-    try:
-        with suppress(_Reached):
-            yield
-    finally:
-        handle.remove()
+    with module.register_forward_hook(hook), suppress(_Reached):
+        yield
