@@ -17,6 +17,7 @@ from tnlib._validate import as_array, as_legs, as_sizes, is_list
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_train
 from tnlib.formats.train.tt_rounding import change_pair, round_train
+from tnlib.formats.train.tt_svd import ttm_svd
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -148,23 +149,24 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
     Parameters
     ----------
     operator
-        A TTMatrix with a core for each of `legs`, or a matrix (m, n) for one leg.
+        A TTMatrix with a core for each of `legs`; or a matrix: (m, n) for one leg, square for several, its rows and
+        columns in the order of `legs`, the first one slowest. It is split at its numerical ranks.
     legs
-        Legs in ascending order, which need not be neighbours.
+        Legs in any order, which need not be neighbours.
     shape
         Column sizes of all legs of the result.
 
     Raises
     ------
     ArgumentError
-        If legs are not in order, or the columns of the operator have other sizes than these legs.
+        If the columns of the operator have other sizes than these legs.
 
     Examples
     --------
     A gate on distant legs of a state of six:
 
     >>> import numpy as np, tnlib
-    >>> cnot = tnlib.ttm_svd(np.eye(4)[[0, 1, 3, 2]], (2, 2), (2, 2)).value
+    >>> cnot = np.eye(4)[[0, 1, 3, 2]]
     >>> gate = tnlib.embed(cnot, (1, 4), (2,) * 6)
     >>> gate.ranks
     (1, 1, 2, 2, 2, 1, 1)
@@ -174,17 +176,18 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
     if not isinstance(operator, TTMatrix):
         if isinstance(operator, TensorTrain):
             raise wrong_type("embed", "operator", "a TTMatrix or a matrix", operator, "pass tnlib.diag of it")
-        operator = TTMatrix([as_array("embed", "operator", operator, ndim=2)[None, ..., None]])
-    if list(sites) != sorted(sites) or len(sites) != len(operator.cores):
+        operator = _split_matrix(as_array("embed", "operator", operator, ndim=2), [sizes[leg] for leg in sites])
+    if len(sites) != len(operator.cores):
         raise ArgumentError(
-            f"embed: legs must be {len(operator.cores)} in ascending order, one for each core of the operator, got "
-            f"{sites}; permute the operator."
+            f"embed: legs must be {len(operator.cores)}, one for each core of operator, got {sites}; name all."
         )
     if tuple(sizes[leg] for leg in sites) != operator.col_shape:
         raise ArgumentError(
             f"embed: legs must have sizes {operator.col_shape}, the columns of the operator, got "
             f"{tuple(sizes[leg] for leg in sites)}; name other legs."
         )
+    if list(sites) != sorted(sites):
+        operator = permute(operator, sorted(range(len(sites)), key=sites.__getitem__))
     of_operator, cores, bond = iter(operator.cores), list[Array](), 1
     for leg, n in enumerate(sizes):
         if leg in sites:
@@ -194,6 +197,18 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
             identity = np.eye(bond)[:, None, None, :] * np.eye(n)[None, :, :, None]
             cores.append(identity.astype(operator.dtype))
     return TTMatrix(cores, exponent=operator.exponent)
+
+
+def _split_matrix(matrix: Array, sizes: Sequence[int]) -> TTMatrix:
+    """Return a matrix on legs of these sizes as a TT-matrix; on several legs it must be square."""
+    if len(sizes) == 1:
+        return TTMatrix([matrix[None, ..., None]])
+    if matrix.shape != (math.prod(sizes),) * 2:
+        raise ArgumentError(
+            f"embed: operator must be square, of {math.prod(sizes)} rows, for legs of sizes {tuple(sizes)}, got "
+            f"{matrix.shape}; name other legs, or pass tnlib.ttm_svd of it."
+        )
+    return ttm_svd(matrix, sizes, sizes).value
 
 
 def _new_sizes(tt: Any, old: Sequence[Sizes], shape: Any) -> list[Sizes]:

@@ -3,13 +3,14 @@ r"""Expectation values and correlations of operators in a train, divided by its 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import as_array, is_list
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.legs import embed
@@ -29,9 +30,9 @@ def expectation(
     tt
         A TensorTrain, not zero.
     operator
-        A TTMatrix with square cores, or a matrix for one leg. The product with `tt` is not formed.
+        A TTMatrix with square cores, or a square matrix on `legs`. The product with `tt` is not formed.
     legs
-        Legs on which it acts, in ascending order, the identity on all others (`tnlib.embed`); None for all.
+        Legs on which it acts, in any order, the identity on all others (`tnlib.embed`); None for all.
 
     Raises
     ------
@@ -43,8 +44,7 @@ def expectation(
     >>> import numpy as np, tnlib
     >>> z = np.diag([1.0, -1.0])
     >>> bell = tnlib.tt_svd(np.eye(2)).value
-    >>> both = tnlib.ttm_svd(np.kron(z, z), (2, 2), (2, 2)).value
-    >>> f"{abs(tnlib.expectation(bell, z, 0)):.3f}", f"{tnlib.expectation(bell, both):.3f}"
+    >>> f"{abs(tnlib.expectation(bell, z, 0)):.3f}", f"{tnlib.expectation(bell, np.kron(z, z), (0, 1)):.3f}"
     ('0.000', '1.000')
     """
     as_train("expectation", "tt", tt, TensorTrain)
@@ -60,15 +60,20 @@ def expectation(
 
 
 @single_threaded_blas
-def correlation(tt: TensorTrain, a: npt.ArrayLike, b: npt.ArrayLike | None = None) -> Array:
+def correlation(
+    tt: TensorTrain,
+    a: npt.ArrayLike | Sequence[npt.ArrayLike],
+    b: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+) -> Array:
     """Return ``<tt| a_i b_j |tt> / <tt|tt>`` for all pairs of legs, (d, d).
 
     Parameters
     ----------
     tt
-        A TensorTrain whose d legs have one size n, not zero.
+        A TensorTrain, not zero.
     a, b
-        (n, n), the operators on legs i and j; on the diagonal their product. None: b = a^H.
+        (n, n), the operators on legs i and j; on the diagonal their product. None: b = a^H. For legs of different sizes
+        a sequence of d matrices, one for each leg.
 
     Returns
     -------
@@ -84,30 +89,37 @@ def correlation(tt: TensorTrain, a: npt.ArrayLike, b: npt.ArrayLike | None = Non
     [1.0, 1.0, 1.0, 1.0]
     """
     as_train("correlation", "tt", tt, TensorTrain)
-    first = as_array("correlation", "a", a, ndim=2)
-    second = first.conj().T if b is None else as_array("correlation", "b", b, ndim=2)
-    for name, matrix in (("a", first), ("b", second)):
-        if {*tt.shape} != {*matrix.shape}:
-            raise ArgumentError(
-                f"correlation: {name} must be (n, n) for legs of one size n, got {matrix.shape} for legs of sizes "
-                f"{tt.shape}; use expectation for one pair."
-            )
-    d, dtype = len(tt.cores), np.result_type(tt.dtype, first.dtype, second.dtype)
+    first = _on_every_leg("a", a, tt)
+    second = [matrix.conj().T for matrix in first] if b is None else _on_every_leg("b", b, tt)
+    d, dtype = len(tt.cores), np.result_type(tt.dtype, *first, *second)
     out = np.zeros((d, d), dtype)
     moved = _normalized(tt, "correlation")
     for i in range(d):  # with the centre at i nothing on its left counts
         moved = move_center(moved, i)
         norm_squared = float(np.linalg.norm(moved.cores[i]) ** 2)
-        out[i, i] = _between(moved.cores[i], first @ second).trace() / norm_squared
-        lefts = [_between(moved.cores[i], matrix) for matrix in (first, second)]
+        out[i, i] = _between(moved.cores[i], first[i] @ second[i]).trace() / norm_squared
+        lefts = [_between(moved.cores[i], matrix) for matrix in (first[i], second[i])]
         for j in range(i + 1, d):
             core = moved.cores[j]
             out[i, j], out[j, i] = (
                 np.sum(left * _between(core, matrix, right=True)) / norm_squared
-                for left, matrix in zip(lefts, (second, first), strict=True)
+                for left, matrix in zip(lefts, (second[j], first[j]), strict=True)
             )
             lefts = [np.tensordot(core.conj(), np.tensordot(left, core, 1), axes=([0, 1], [0, 1])) for left in lefts]
     return out
+
+
+def _on_every_leg(name: str, operators: Any, tt: TensorTrain) -> list[Array]:
+    """Return one matrix for each leg, from one for all or a sequence."""
+    single = not is_list(operators) or len(operators) == 0 or np.ndim(operators[0]) < 2
+    each = [operators] * len(tt.cores) if single else list(operators)
+    matrices = [as_array("correlation", name, matrix, ndim=2) for matrix in each]
+    if [matrix.shape for matrix in matrices] != [(n, n) for n in tt.shape]:
+        raise ArgumentError(
+            f"correlation: {name} must be (n, n) for each leg of size n, got {matrices[0].shape} for legs of sizes "
+            f"{tt.shape}; pass a sequence of one matrix for each leg."
+        )
+    return matrices
 
 
 def _between(core: Array, matrix: Array, *, right: bool = False) -> Array:

@@ -70,7 +70,7 @@ def test_permute_of_operators_keeps_rows_and_columns_together() -> None:
     close(found, dense)
 
 
-@pytest.mark.parametrize("legs", [*itertools.combinations(range(4), 2), (3, 0), (2,), (0, 1, 3)])
+@pytest.mark.parametrize("legs", [*itertools.combinations(range(4), 2), (3, 0), (2,), (0, 1, 3), (3, 0, 2)])
 def test_embedded_operators_are_those_of_the_dense_matrix(legs: tuple[int, ...]) -> None:
     shape = (2, 3, 2, 3)
     tt = train(shape)
@@ -78,11 +78,12 @@ def test_embedded_operators_are_those_of_the_dense_matrix(legs: tuple[int, ...])
     gate = oracles.normal((math.prod(sizes),) * 2)
     want = np.tensordot(gate.reshape(sizes * 2), tt.full(), axes=(range(len(legs), 2 * len(legs)), legs))
     want = np.moveaxis(want, range(len(legs)), legs)
-    if legs == tuple(sorted(legs)):
-        operator = tnlib.embed(tnlib.ttm_svd(gate, sizes, sizes).value, legs, shape)
+    for split in (gate, tnlib.ttm_svd(gate, sizes, sizes).value):
+        operator = tnlib.embed(split, legs, shape)
         close(tnlib.apply(operator, tt).value, want)
         dense = np.vdot(tt.full(), want) / tt.norm() ** 2
         assert tnlib.expectation(tt, operator) == pytest.approx(dense, rel=1e-10)
+        assert tnlib.expectation(tt, split, legs) == pytest.approx(dense, rel=1e-10)
     if len(legs) <= 2:
         close(tnlib.apply_gate(tt, gate, legs).value, want)
 
@@ -101,6 +102,15 @@ def test_correlations_are_those_of_the_dense_state(dtype: Any, seed: int) -> Non
     assert tnlib.expectation(tt, a, 2) == pytest.approx(tnlib.correlation(tt, a, np.eye(3))[2, 0], abs=1e-4)
 
 
+def test_correlations_between_legs_of_different_sizes() -> None:
+    tt = train((2, 3, 2))
+    spins = [np.diag(np.arange(n) - (n - 1) / 2) for n in tt.shape]
+    pairs = tnlib.correlation(tt, spins)
+    assert pairs[0, 1] == pytest.approx(tnlib.expectation(tt, np.kron(spins[0], spins[1]), (0, 1)), rel=1e-10)
+    assert pairs[2, 1] == pytest.approx(tnlib.expectation(tt, np.kron(spins[2], spins[1]), (2, 1)), rel=1e-10)
+    assert pairs[1, 1] == pytest.approx(tnlib.expectation(tt, spins[1] @ spins[1], 1), rel=1e-10)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     tt, operator = train((2, 3, 2)), tnlib.eye((2, 3, 2))
     calls: list[tuple[Any, str]] = [
@@ -111,11 +121,13 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: tnlib.permute(tt, (0, 1)), "all 3 legs"),
         (lambda: tnlib.diag(tnlib.TTMatrix([np.ones((1, 2, 3, 1))])), "same sizes"),
         (lambda: tnlib.embed(np.eye(3), 0, (2, 3)), "sizes"),
-        (lambda: tnlib.embed(operator, (2, 0, 1), (2, 3, 2)), "ascending"),
+        (lambda: tnlib.embed(operator, (0, 1), (2, 3, 2)), "one for each core"),
+        (lambda: tnlib.embed(np.eye(6), (0, 2), (2, 3, 2)), "square"),
         (lambda: tnlib.embed(tt, (0, 1, 2), (2, 3, 2)), "tnlib.diag"),
         (lambda: tnlib.expectation(tt, tnlib.eye((2, 2, 3))), "(2, 3, 2)"),
         (lambda: tnlib.expectation(tnlib.zeros((2, 2)), np.eye(2), 0), "zero"),
-        (lambda: tnlib.correlation(tt, np.eye(2)), "one size"),
+        (lambda: tnlib.correlation(tt, np.eye(2)), "for each leg"),
+        (lambda: tnlib.correlation(tt, [np.eye(2), np.eye(3)]), "for each leg"),
     ]
     for call, words in calls:
         with oracles.refused(Exception, words):
