@@ -229,6 +229,14 @@ def as_max_rank(function: str, max_rank: Any) -> int | None:
     return None if max_rank is None else as_count(function, "max_rank", max_rank)
 
 
+def as_degeneracy_tol(function: str, tolerance: Any) -> float:
+    """Return the relative difference of singular values that are kept or discarded together, in [0, 1)."""
+    value = as_real(function, "degeneracy_tol", tolerance, "degeneracy_tol=1e-3")
+    if not 0.0 <= value < 1.0:
+        raise ArgumentError(f"{function}: degeneracy_tol must lie between 0 and 1, got {value}; pass for example 1e-3.")
+    return value
+
+
 def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
     """Return leg sizes, all positive, whose product is `total` unless that is None."""
     if not is_list(sizes):

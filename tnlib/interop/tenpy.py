@@ -101,7 +101,7 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None, *, rtol: 
     rtol
         Largest relative norm of the parts with another total charge than the most common one, which are omitted as by
         `project_charge`. Default: 1e4 eps. A truncation mixes charges where it separates nearly equal Schmidt values
-        (see `degeneracy_tol` of `tnlib.round`).
+        (see `degeneracy_tol` of `tnlib.round` and `tnlib.apply`).
 
     Returns
     -------

@@ -147,7 +147,8 @@ def _in_sectors(
     if sectors.outside > (rtol or 0.0) + _MIXED * np.finfo(value.dtype).eps:
         raise ArgumentError(
             f"{function}: value must have one total charge where sites conserve it, got {sectors.outside:.1e} of its "
-            f"norm with another; pass rtol={1.1 * sectors.outside:.1e} to omit it, or sites without that charge."
+            f"norm with another; pass rtol={1.1 * sectors.outside:.1e} to omit it, project_charge of it, or sites "
+            "without that charge; round and apply with degeneracy_tol=1e-3 keep it."
         )
     return sectors, math.log(sectors.size) + sectors.exponent * math.log(2) if sectors.size else -math.inf
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report, wrong_type
 from tnlib._format import Format
 from tnlib._registry import require
-from tnlib._validate import as_max_rank, as_real, as_rtol, refuse_foreign_keywords
+from tnlib._validate import as_degeneracy_tol, as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
@@ -63,9 +62,7 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None, degen
 
 
 def _group_options(t: Format, degeneracy_tol: float) -> dict[str, float]:
-    tolerance = as_real("round", "degeneracy_tol", degeneracy_tol, "degeneracy_tol=1e-3")
-    if not 0.0 <= tolerance < 1.0:
-        raise ArgumentError(f"round: degeneracy_tol must lie between 0 and 1, got {tolerance}; pass for example 1e-3.")
+    tolerance = as_degeneracy_tol("round", degeneracy_tol)
     if tolerance and not isinstance(t, TensorTrain | TTMatrix):
         raise wrong_type("round", "t", "a TensorTrain or TTMatrix with degeneracy_tol", t, "leave degeneracy_tol out")
     return {"degeneracy_tol": tolerance} if tolerance else {}

@@ -70,6 +70,15 @@ def test_a_truncation_between_multiplets_keeps_the_charge(ground: Ground, tolera
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", (10, 13, 20))
+def test_an_applied_operator_keeps_the_charge(ground: Ground, rank: int) -> None:
+    operator, sites = from_tenpy(ground.model.H_MPO), ground.model.lat.mps_sites()
+    fit = tnlib.apply(operator, ground.train, max_rank=rank, degeneracy_tol=MULTIPLETS)
+    back = to_tenpy(fit.value, sites)
+    assert abs(ground.state.overlap(back) - ground.energy) <= fit.error * abs(ground.energy) + 1e-10
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::tnlib.DegenerateCutWarning")
 def test_a_truncation_through_a_multiplet_returns_with_a_tolerance(ground: Ground) -> None:
     """At every rank: where the state is refused, the message names the tolerance with which it is not."""
@@ -103,6 +112,12 @@ def test_the_projection_is_orthogonal() -> None:
     assert part.error == pytest.approx(math.sqrt(1 - (norms[largest] / np.linalg.norm(x)) ** 2), rel=1e-12)
     assert part.value.gauge_error() is None
     assert project_charge(part.value, sites).error < 1e-14
+
+
+def test_the_message_names_what_keeps_a_charge() -> None:
+    mixed = tnlib.tt_svd(np.array([[0.1, 0.7], [-0.7, 0.0]])).value
+    with oracles.refused(ValueError, "to_tenpy: value must", "pass rtol=", "project_charge", "degeneracy_tol=1e-3"):
+        to_tenpy(mixed, SpinHalfSite("Sz"))
 
 
 def test_the_projection_of_an_operator_has_one_charge() -> None:

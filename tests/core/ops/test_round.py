@@ -117,6 +117,9 @@ def test_groups_are_an_option_of_trains() -> None:
     assert tnlib.round(train, rtol=rtol).value.ranks == (1, 2, 1)
     assert tnlib.round(train, rtol=rtol, degeneracy_tol=0.02).value.ranks == (1, 3, 1)
     assert tnlib.round(train, max_rank=2, degeneracy_tol=0.02).value.ranks == (1, 1, 1)
+    identity = tnlib.eye(train.shape)
+    assert tnlib.apply(identity, train, rtol=rtol, degeneracy_tol=0.02).value.ranks == (1, 3, 1)
+    assert tnlib.apply(identity, train, max_rank=2, degeneracy_tol=0.02).value.ranks == (1, 1, 1)
     with oracles.refused(ValueError, "round: degeneracy_tol", "1.5"):
         tnlib.round(train, rtol=rtol, degeneracy_tol=1.5)
     with oracles.refused(TypeError, "round: t", "degeneracy_tol", "SVD"):

@@ -26,7 +26,7 @@ from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._format import refuse_mixed_libraries
 from tnlib._typing import Array
-from tnlib._validate import as_max_rank, as_rtol, refuse_foreign_keywords
+from tnlib._validate import as_degeneracy_tol, as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
 from tnlib.formats.train.tt_rounding import round_train
@@ -42,7 +42,9 @@ _STORED = 1 << 18  # numbers in the factors T that may be stored all at once
 
 @single_threaded_blas
 @refuse_foreign_keywords
-def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int | None = None) -> Fit[T]:
+def apply(
+    operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int | None = None, degeneracy_tol: float = 0.0
+) -> Fit[T]:
     """Return operator @ x rounded: norm(operator @ x - fit.value) <= rtol * norm(operator @ x).
 
     The result is that of `round(operator @ x)`, without the cores of the product.
@@ -56,6 +58,8 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     rtol, max_rank
         Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
         are None, the numerical ranks.
+    degeneracy_tol
+        As in `round`: groups of nearly equal singular values are kept or discarded as a whole.
 
     Returns
     -------
@@ -83,25 +87,26 @@ def apply(operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int 
     as_train("apply", "operator", operator, TTMatrix, any_library=True)
     as_train("apply", "x", x, any_library=True)
     rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)
+    degeneracy_tol = as_degeneracy_tol("apply", degeneracy_tol)
     matrix = as_column(x) if isinstance(x, TensorTrain) else x
     refuse_unequal_legs("apply", operator, matrix)
     refuse_mixed_libraries("apply", operator=operator, x=x)
     multiply = _truncated_product if operator.library == "numpy" else _rounded_product
-    product, budget = multiply(operator, matrix, rtol, max_rank)
+    product, budget = multiply(operator, matrix, rtol, max_rank, degeneracy_tol)
     value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 
 def _rounded_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None, degeneracy_tol: float
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product of arrays of other libraries, which torch differentiates through, and its truncations."""
-    value, budget = round_train(a @ b, rtol, max_rank)
+    value, budget = round_train(a @ b, rtol, max_rank, degeneracy_tol)
     return value, budget  # type: ignore[return-value]
 
 
 def _truncated_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None, degeneracy_tol: float
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product, left-canonical, and its truncations."""
     dtype = np.result_type(a.dtype, b.dtype)
@@ -109,7 +114,7 @@ def _truncated_product(
     factors = RightFactors(a, b)
     total = factors.at(0)
     sides = [max(size, len(a.cores)) for size in factors.sizes[1:-1]]
-    budget = TruncationBudget(norm(total.array), rtol, sides, dtype)
+    budget = TruncationBudget(norm(total.array), rtol, sides, dtype, degeneracy_tol)
     out: list[Array] = []
     carry = Scaled(np.ones((1, 1, 1), dtype))  # l la lb
     for k, (x, y) in enumerate(zip(a.cores, b.cores, strict=True)):
