@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
+MaxRank: TypeAlias = int | tuple[int, ...] | None  # cap of all ranks, or of every bond
 
 
 class SlicedArray(Protocol):

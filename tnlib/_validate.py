@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from tnlib._errors import ArgumentError, ArgumentTypeError, MissingFileError
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 
 NATIVE = ("float32", "float64", "complex64", "complex128")
 HALF = ("float16", "bfloat16")  # computed in float32
@@ -237,6 +237,20 @@ def as_degeneracy_tol(function: str, tolerance: Any) -> float:
     return value
 
 
+def as_max_ranks(function: str, max_rank: Any) -> MaxRank:
+    """Return a rank cap of at least 1, one for every bond of a train, or None; `check_bonds` tests their number."""
+    if not is_list(max_rank):
+        return as_max_rank(function, max_rank)
+    return tuple(as_count(function, "max_rank", cap) for cap in max_rank)
+
+
+def check_bonds(function: str, max_rank: MaxRank, bonds: int | None) -> None:
+    """Raise unless rank caps are one or as many as there are `bonds`, None where they must be one."""
+    if isinstance(max_rank, tuple) and len(max_rank) != bonds:
+        several = "" if bonds is None else f", or one for each of {plural(bonds, 'bond')}"
+        raise ArgumentError(f"{function}: max_rank must be one rank{several}, got {max_rank}; change their number.")
+
+
 def as_sizes(function: str, parameter: str, sizes: Any, *, total: int | None = None) -> tuple[int, ...]:
     """Return leg sizes, all positive, whose product is `total` unless that is None."""
     if not is_list(sizes):
@@ -325,6 +339,8 @@ def advice_for(value: Any, otherwise: str) -> str:
             return "pass fit.value"
         if (package, kind.__name__) == ("tnlib", "SlabStream"):
             return "pass it to tt_svd, tucker or svd, which can read an array once"
+        if package == "pyttb" and kind.__name__ in ("tensor", "sptensor"):
+            return "pass .full().double() of it"
         if package in _CONVERTED:
             return f"convert it with tnlib_adapters.interop.{package}.from_{package}"
     return otherwise

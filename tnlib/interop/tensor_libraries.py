@@ -47,7 +47,7 @@ _LIBRARIES = {  # by the names of their modules
     "tntorch": _Library("tntorch", ("Tensor", "TTMatrix", "CPMatrix"), (TensorTrain, TTMatrix, Tucker, CP)),
     "torchtt": _Library("torchTT", ("TT",), (TensorTrain, TTMatrix)),
     "teneva": _Library("teneva", (), (TensorTrain,)),  # functions of lists
-    "pyttb": _Library("pyttb", ("ktensor", "ttensor"), (CP, Tucker)),
+    "pyttb": _Library("pyttb", ("ktensor", "ttensor", "tensor"), (CP, Tucker)),
 }
 
 
@@ -320,10 +320,11 @@ def to_teneva(value: TensorTrain) -> list[Array]:
     return with_scale("to_teneva", value)
 
 
-def from_pyttb(obj: Any) -> CP | Tucker:
-    """Return a ktensor or ttensor of pyttb, the Tensor Toolbox for Python, as CP or Tucker, in C order.
+def from_pyttb(obj: Any) -> CP | Tucker | Array:
+    """Return a ktensor, ttensor or dense tensor of pyttb, the Tensor Toolbox for Python, as CP, Tucker or numpy array.
 
-    A sparse core or factor becomes dense. Weights and columns are unchanged; `tnlib.canonical_form` fixes a gauge.
+    Arrays are in C order. A sparse core or factor becomes dense. Weights and columns are unchanged;
+    `tnlib.canonical_form` fixes a gauge.
 
     References
     ----------
@@ -340,6 +341,8 @@ def from_pyttb(obj: Any) -> CP | Tucker:
     if isinstance(obj, ttb.ktensor):
         weights, *factors = as_copies("from_pyttb", "array", [obj.weights, *obj.factor_matrices])
         return CP(weights, factors)
+    if isinstance(obj, ttb.tensor):
+        return as_copies("from_pyttb", "array", [obj.data])[0]
     core = obj.core.full().data if isinstance(obj.core, ttb.sptensor) else obj.core.data
     factors = [f.toarray() if hasattr(f, "toarray") else f for f in obj.factor_matrices]
     core, *factors = as_copies("from_pyttb", "array", [core, *factors])

@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._array_api import AnyArray, namespace, records_gradient, to_host
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.orthogonal import orthonormal_rows, qr_positive, r_factor
 from tnlib.linalg.scaling import norm, shift
@@ -85,7 +85,7 @@ class LeftSingularVectors(NamedTuple):
 
 
 def truncated_svd(
-    a: Array, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
+    a: Array, budget: TruncationBudget, max_rank: MaxRank, *, diagonal: bool = False
 ) -> LeftSingularVectors:
     """Return the leading singular vectors of `a` (m, n), of numpy or another library, at the rank of the budget.
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tnlib._array_api import eps
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 
 # Singular values below this many eps of the norm are rounding errors: of the entries, and of every factorization.
 # Trains of 24 cores, contracted, have been measured to carry sixteen; this is twice that.
@@ -122,7 +122,7 @@ class TruncationBudget:
         """Errors below this are roundoff, and need not be known to a few percent."""
         return noise_level(self.norm, self.dtype, 1)
 
-    def admits(self, error_estimate: float, max_rank: int | None) -> bool:
+    def admits(self, error_estimate: float, max_rank: MaxRank) -> bool:
         """Test if singular values with this error estimate may determine the next rank; a `trial` tests if they did."""
         return max_rank is not None or error_estimate <= self.threshold
 
@@ -130,7 +130,7 @@ class TruncationBudget:
         self,
         s: Array,
         *,
-        max_rank: int | None = None,
+        max_rank: MaxRank = None,
         error_estimate: float = 0.0,
         discarded: float = 0.0,
         resolution: float = 0.0,
@@ -140,6 +140,8 @@ class TruncationBudget:
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
+        if isinstance(max_rank, tuple):
+            max_rank = max_rank[len(self.records)]
         values = s.tolist()
         noise = noise_level(self.norm, self.dtype, self.sides[len(self.records)])
         share = noise if self.rtol is None else self._share(self.rtol)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from tnlib._fit import Fit, report, wrong_type
 from tnlib._format import Format
 from tnlib._registry import require
-from tnlib._validate import as_degeneracy_tol, as_max_rank, as_rtol, refuse_foreign_keywords
+from tnlib._validate import as_degeneracy_tol, as_max_ranks, as_rtol, check_bonds, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.linalg.threads import single_threaded_blas
@@ -17,7 +18,9 @@ F = TypeVar("F", bound=Format)
 
 @single_threaded_blas
 @refuse_foreign_keywords
-def round(t: F, *, rtol: float | None = None, max_rank: int | None = None, degeneracy_tol: float = 0.0) -> Fit[F]:
+def round(
+    t: F, *, rtol: float | None = None, max_rank: int | Sequence[int] | None = None, degeneracy_tol: float = 0.0
+) -> Fit[F]:
     """Truncate the ranks of `t` such that norm(t.full() - fit.value.full()) <= rtol * norm(t.full()).
 
     No dense array is formed: the cost is linear in the number of cores.
@@ -27,8 +30,8 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None, degen
     t
         A TensorTrain, TTMatrix, Tucker, SVD, LowRank or KroneckerTerms, its dtype 32 or 64 bits a component.
     rtol, max_rank
-        Relative Frobenius error of the whole tensor, and maximal value of every rank; the smaller rank is used. If both
-        are None, the numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal value of every rank, of a train also a sequence of one
+        for each of the d - 1 bonds. The smaller rank is used; if both are None, the numerical ranks.
     degeneracy_tol
         Of a train: neighbouring singular values whose relative difference is at most this belong to one group, which
         is kept or discarded as a whole, so that a truncation of a multiplet keeps the symmetry of a state. With `rtol`
@@ -54,8 +57,9 @@ def round(t: F, *, rtol: float | None = None, max_rank: int | None = None, degen
     >>> fit.value.ranks, f"{fit.value.full()[0, 0, 0]:.3f}"
     ((1, 1, 1, 1), '4.000')
     """
-    rtol, max_rank = as_rtol("round", rtol), as_max_rank("round", max_rank)
+    rtol, max_rank = as_rtol("round", rtol), as_max_ranks("round", max_rank)
     lower_ranks = require("round", "round", "t", t, "decompose it first, for example with tnlib.tt_svd")
+    check_bonds("round", max_rank, len(t.cores) - 1 if isinstance(t, TensorTrain | TTMatrix) else None)
     options = _group_options(t, degeneracy_tol)
     value, budget = lower_ranks(t, rtol, max_rank, **options)
     return report("round", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))

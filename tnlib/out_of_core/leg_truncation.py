@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times, gram, residual_norm
 from tnlib.linalg.gram_svd import LeftSVD, gram_resolution, svd_of_gram
@@ -44,7 +44,7 @@ class LegSVD(NamedTuple):
 
 
 def truncate_legs(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
+    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
 ) -> tuple[Array, Array]:
     """Return orthonormal columns E (q, r) for the next truncation of `budget`, and the projected array (r, others)."""
 
@@ -109,7 +109,7 @@ def project_truncated(
 
 
 def first_svd(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
+    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
 ) -> LegSVD:
     """Return the left SVD of legs from a Gram matrix, or from triangular factors if it would miss the tolerance."""
     rows = int(np.prod([source.shape[a] for a in legs]))

@@ -70,7 +70,7 @@ def test_a_truncation_between_multiplets_keeps_the_charge(ground: Ground, tolera
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", (10, 13, 20))
+@pytest.mark.parametrize("rank", [10, 13, 20])
 def test_an_applied_operator_keeps_the_charge(ground: Ground, rank: int) -> None:
     operator, sites = from_tenpy(ground.model.H_MPO), ground.model.lat.mps_sites()
     fit = tnlib.apply(operator, ground.train, max_rank=rank, degeneracy_tol=MULTIPLETS)

@@ -360,6 +360,18 @@ def test_sparse_parts_of_pyttb() -> None:
     oracles.assert_close(from_library(obj).full(), [[0, 2], [3, 0], [0, 0]])
 
 
+def test_dense_tensors_of_pyttb_are_arrays_and_advice_for_sparse_ones_works() -> None:
+    ttb, x = library("pyttb"), np.arange(24.0).reshape(2, 3, 4)
+    back = verbs("pyttb")[1](ttb.tensor(x))
+    assert np.array_equal(back, x)
+    assert back.flags.c_contiguous
+    sparse = ttb.sptensor(np.array([[0, 1, 2]]), np.array([[2.0]]), (2, 3, 4))
+    for obj in (sparse, ttb.tensor(x)):
+        with oracles.refused(TypeError, "cp: x must be", "pass .full().double() of it"):
+            tnlib.cp(obj, 1)
+        oracles.assert_close(tnlib.tt_svd(obj.full().double()).value.full(), obj.full().double())
+
+
 # ------------------------------------------------------------------------------------------------- torch's own ways
 
 

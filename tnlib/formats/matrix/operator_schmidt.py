@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib._validate import as_position
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms, right_factors
 from tnlib.formats.matrix.low_rank import LowRank
@@ -41,7 +41,7 @@ class SchmidtForm(NamedTuple):
     exponent: int
 
 
-def round_terms(t: KroneckerTerms, rtol: float | None, max_rank: int | None) -> tuple[KroneckerTerms, TruncationBudget]:
+def round_terms(t: KroneckerTerms, rtol: float | None, max_rank: MaxRank) -> tuple[KroneckerTerms, TruncationBudget]:
     """Return the fewest terms, left ones orthonormal and right ones orthogonal, their norms descending."""
     form = _schmidt_form(t)
     sides = [min(math.prod(t.left.shape[1:]), math.prod(t.right[0].shape))]
@@ -67,7 +67,7 @@ def terms_ttm_svd(
     row_shape: Sequence[int],
     col_shape: Sequence[int],
     rtol: float | None,
-    max_rank: int | None,
+    max_rank: MaxRank,
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the train over finer legs, of which the first split the positions, left-canonical.
 

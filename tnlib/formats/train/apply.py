@@ -19,14 +19,15 @@ is stored, the others are recomputed when the sweep back reaches them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
 from tnlib._fit import Fit, report
 from tnlib._format import refuse_mixed_libraries
-from tnlib._typing import Array
-from tnlib._validate import as_degeneracy_tol, as_max_rank, as_rtol, refuse_foreign_keywords
+from tnlib._typing import Array, MaxRank
+from tnlib._validate import as_degeneracy_tol, as_max_ranks, as_rtol, check_bonds, refuse_foreign_keywords
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
 from tnlib.formats.train.tt_rounding import round_train
@@ -43,7 +44,12 @@ _STORED = 1 << 18  # numbers in the factors T that may be stored all at once
 @single_threaded_blas
 @refuse_foreign_keywords
 def apply(
-    operator: TTMatrix, x: T, *, rtol: float | None = None, max_rank: int | None = None, degeneracy_tol: float = 0.0
+    operator: TTMatrix,
+    x: T,
+    *,
+    rtol: float | None = None,
+    max_rank: int | Sequence[int] | None = None,
+    degeneracy_tol: float = 0.0,
 ) -> Fit[T]:
     """Return operator @ x rounded: norm(operator @ x - fit.value) <= rtol * norm(operator @ x).
 
@@ -56,8 +62,8 @@ def apply(
     x
         A TensorTrain whose legs are the column legs of `operator`, or a TTMatrix whose row legs are, of bonds r.
     rtol, max_rank
-        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
-        are None, the numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank: one for all bonds, or a sequence of one for each
+        of the d - 1 bonds. The smaller rank is used; if both are None, the numerical ranks.
     degeneracy_tol
         As in `round`: groups of nearly equal singular values are kept or discarded as a whole.
 
@@ -86,9 +92,10 @@ def apply(
         )
     as_train("apply", "operator", operator, TTMatrix, any_library=True)
     as_train("apply", "x", x, any_library=True)
-    rtol, max_rank = as_rtol("apply", rtol), as_max_rank("apply", max_rank)
+    rtol, max_rank = as_rtol("apply", rtol), as_max_ranks("apply", max_rank)
     degeneracy_tol = as_degeneracy_tol("apply", degeneracy_tol)
     matrix = as_column(x) if isinstance(x, TensorTrain) else x
+    check_bonds("apply", max_rank, len(matrix.cores) - 1)
     refuse_unequal_legs("apply", operator, matrix)
     refuse_mixed_libraries("apply", operator=operator, x=x)
     multiply = _truncated_product if operator.library == "numpy" else _rounded_product
@@ -98,7 +105,7 @@ def apply(
 
 
 def _rounded_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None, degeneracy_tol: float
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product of arrays of other libraries, which torch differentiates through, and its truncations."""
     value, budget = round_train(a @ b, rtol, max_rank, degeneracy_tol)
@@ -106,7 +113,7 @@ def _rounded_product(
 
 
 def _truncated_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: int | None, degeneracy_tol: float
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product, left-canonical, and its truncations."""
     dtype = np.result_type(a.dtype, b.dtype)

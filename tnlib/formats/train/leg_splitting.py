@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.linalg.canonical_basis import canonical_basis_change, canonical_columns
 from tnlib.linalg.gram import adjoint_times, project
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
@@ -29,7 +29,7 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
 def split_legs(
-    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None = None
+    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None = None
 ) -> tuple[list[Array], Array]:
     """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
     cores: list[Array] = []
@@ -47,7 +47,7 @@ def split_legs(
 
 
 def _split_by_sampling(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None
 ) -> tuple[list[Array], Array] | None:
     """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
 
@@ -73,7 +73,7 @@ def _split_by_sampling(
 
 
 def _split_by_gram_matrix(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None, norm: float | None
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and the rest."""
     threshold = budget.threshold
@@ -104,7 +104,7 @@ def _projected(cores: Sequence[Array], flat: Array) -> Array:
 
 
 def _split_by_svds(
-    cores: list[Array], rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
+    cores: list[Array], rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
 ) -> tuple[list[Array], Array]:
     """Return `cores` with those of all `legs` behind them, and the rest; SVD by SVD."""
     for leg in legs:
@@ -123,7 +123,7 @@ def _split_by_svds(
 
 
 def isometries(
-    svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: int | None
+    svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
 ) -> list[Array]:
     """Return the left-isometric cores (l, n, r) of `legs` from the left SVD of their matrix (l legs, others)."""
     if len(legs) == 1:
@@ -139,7 +139,7 @@ def isometries(
     return cores
 
 
-def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: int | None) -> Array:
+def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: MaxRank) -> Array:
     rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
     u, s = svd.u[:, :rank], svd.s[:rank]
     change = canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate > 0.0)

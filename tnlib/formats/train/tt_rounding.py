@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._array_api import reshape
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.formats.train.canonicalize import change_bond_bases, move_center
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
@@ -28,7 +28,7 @@ from tnlib.linalg.truncation import TruncationBudget
 
 
 def round_train(
-    t: Train, rtol: float | None, max_rank: int | None, degeneracy_tol: float = 0.0
+    t: Train, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float = 0.0
 ) -> tuple[Train, TruncationBudget]:
     """Return the rounded train, left-canonical, and its truncations."""
     train = right_canonicalize(t.fused())
@@ -68,7 +68,7 @@ def right_canonicalize(train: TensorTrain) -> TensorTrain:
 
 
 def truncate_bonds(
-    train: TensorTrain, budget: TruncationBudget, max_rank: int | None, *, diagonal: bool = False
+    train: TensorTrain, budget: TruncationBudget, max_rank: MaxRank, *, diagonal: bool = False
 ) -> tuple[TensorTrain, list[Array]]:
     """Return a right-canonical train, truncated and left-canonical, and the singular values that every bond keeps.
 
@@ -91,7 +91,7 @@ def change_pair(
     site: int,
     change: Callable[[Array], Array],
     rtol: float | None = None,
-    max_rank: int | None = None,
+    max_rank: MaxRank = None,
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train with cores `site` and `site` + 1 contracted, changed and split again, and the truncation.
 

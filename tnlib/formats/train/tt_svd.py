@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tnlib._fit import Fit, report
 from tnlib._format import Format, with_arrays_of
 from tnlib._registry import implementation
-from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
+from tnlib._typing import Array, MaxRank, SlicedArray
+from tnlib._validate import as_max_ranks, as_rtol, check_bonds, is_stored, refuse_foreign_keywords
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
@@ -41,7 +41,7 @@ def tt_svd(
     x: npt.ArrayLike | SlicedArray | SlabStream,
     *,
     rtol: float | None = None,
-    max_rank: int | None = None,
+    max_rank: int | Sequence[int] | None = None,
     storage: Storage | None = None,
 ) -> Fit[TensorTrain]:
     """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
@@ -53,8 +53,8 @@ def tt_svd(
         dataset, a dask.array or anything with `shape`, `dtype` and slicing may exceed memory. A `SlabStream` is read
         once.
     rtol, max_rank
-        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
-        are None, the numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank: one for all bonds, or a sequence of one for each
+        of the d - 1 bonds. The smaller rank is used; if both are None, the numerical ranks.
     storage
         How an array that exceeds memory is read: memory limit, folder of a resumable run, workers, one pass; the
         default limit is a quarter of the free memory. See `Storage`.
@@ -90,7 +90,7 @@ def tt_svd(
     >>> tnlib.tt_svd(x, rtol=1e-10).value.ranks
     (1, 2, 2, 2, 1)
     """
-    rtol, max_rank = as_rtol("tt_svd", rtol), as_max_rank("tt_svd", max_rank)
+    rtol, max_rank = as_rtol("tt_svd", rtol), as_max_ranks("tt_svd", max_rank)
     opened, dense = None, x
     if storage is not None or is_stored(x):
         from tnlib.out_of_core.open_array import open_array
@@ -98,17 +98,20 @@ def tt_svd(
         opened, dense = open_array("tt_svd", "x", x, storage, {"rtol": rtol, "max_rank": max_rank})
     budget: TruncationBudget | SketchedError
     if opened is None:
-        value, budget = decompose_prepared(prepare("tt_svd", "x", dense), rtol, max_rank)
+        prepared = prepare("tt_svd", "x", dense)
+        check_bonds("tt_svd", max_rank, prepared.array.ndim - 1)
+        value, budget = decompose_prepared(prepared, rtol, max_rank)
     else:
         from tnlib.formats.train.tt_svd_out_of_core import decompose_stored
 
+        check_bonds("tt_svd", max_rank, len(opened.shape) - 1)
         value, budget = decompose_stored(opened, rtol, max_rank)
     notes = budget.notes("bond", first=1)
     fit = report("tt_svd", value, error=budget.error, rtol=rtol, estimate=budget.estimate, notes=notes)
     return with_arrays_of(x, fit)
 
 
-def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) -> tuple[TensorTrain, TruncationBudget]:
+def decompose_prepared(x: Prepared, rtol: float | None, max_rank: MaxRank) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a validated array and its truncations."""
     array, exponent, norm = x
     sides, rows = [], 1
@@ -120,7 +123,7 @@ def decompose_prepared(x: Prepared, rtol: float | None, max_rank: int | None) ->
     return TensorTrain.from_sweep(cores, len(cores) - 1, exponent), budget
 
 
-def split_array(x: Array, budget: TruncationBudget, max_rank: int | None) -> list[Array]:
+def split_array(x: Array, budget: TruncationBudget, max_rank: MaxRank) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
 
     `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.
@@ -146,7 +149,7 @@ def ttm_svd(
     col_shape: Sequence[int],
     *,
     rtol: float | None = None,
-    max_rank: int | None = None,
+    max_rank: int | Sequence[int] | None = None,
     storage: Storage | None = None,
 ) -> Fit[TTMatrix]:
     """Decompose the matrix `a` into a TT-matrix so that norm(a - fit.value.full()) <= rtol * norm(a).
@@ -160,8 +163,8 @@ def ttm_svd(
     row_shape, col_shape
         (m[0], ..., m[d-1]) and (n[0], ..., n[d-1]): the legs that rows and columns split into, slowest first.
     rtol, max_rank
-        Relative Frobenius error of the whole tensor, and maximal rank of every bond; the smaller rank is used. If both
-        are None, the numerical ranks.
+        Relative Frobenius error of the whole tensor, and maximal rank: one for all bonds, or a sequence of one for each
+        of the d - 1 bonds. The smaller rank is used; if both are None, the numerical ranks.
     storage
         How a matrix that exceeds memory is read, see `Storage`; without `one_pass`.
 
@@ -182,10 +185,11 @@ def ttm_svd(
     >>> tnlib.ttm_svd(a, (4, 8), (4, 2)).value.ranks
     (1, 1, 1)
     """
-    rtol, max_rank = as_rtol("ttm_svd", rtol), as_max_rank("ttm_svd", max_rank)
+    rtol, max_rank = as_rtol("ttm_svd", rtol), as_max_ranks("ttm_svd", max_rank)
     of_format = implementation("ttm_svd", type(a))
     if of_format is not None and isinstance(a, Format):
         rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, a.shape)
+        check_bonds("ttm_svd", max_rank, len(rows) - 1)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
         passes, dense = None, a
@@ -197,12 +201,14 @@ def ttm_svd(
         if passes is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)
+            check_bonds("ttm_svd", max_rank, len(rows) - 1)
             paired = Prepared(np.ascontiguousarray(pair_legs(matrix, rows, columns)), exponent, norm)
             train, budget = decompose_prepared(paired, rtol, max_rank)
         else:
             from tnlib.formats.train.tt_svd_out_of_core import decompose_stored_matrix
 
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, passes.source.matrix_shape())
+            check_bonds("ttm_svd", max_rank, len(rows) - 1)
             train, budget = decompose_stored_matrix(passes, rows, columns, rtol, max_rank)
         pairs = zip(train.cores, rows, columns, strict=True)
         cores = [core.reshape(len(core), m, n, -1) for core, m, n in pairs]  # l m n r

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
@@ -49,17 +49,17 @@ _COLUMN_COST = 8  # every tile adds to all sums over columns, but to its own row
 
 
 def decompose_stored(
-    opened: Passes | OneRead, rtol: float | None, max_rank: int | None
+    opened: Passes | OneRead, rtol: float | None, max_rank: MaxRank
 ) -> tuple[TensorTrain, TruncationBudget | SketchedError]:
     """Return the left-canonical train of an array that is read by tiles, and its error."""
     if isinstance(opened, OneRead):
-        return _decompose_in_one_read(opened, rtol, require_rank(opened.function, max_rank))
+        return _decompose_in_one_read(opened, rtol, max_rank)
     with opened as passes:
         return _decompose_source(passes, passes.source, [(k,) for k in range(len(passes.source.shape))], rtol, max_rank)
 
 
 def decompose_stored_matrix(
-    opened: Passes, rows: Sequence[int], columns: Sequence[int], rtol: float | None, max_rank: int | None
+    opened: Passes, rows: Sequence[int], columns: Sequence[int], rtol: float | None, max_rank: MaxRank
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the train of a matrix over the paired legs (rows[k], columns[k]), and its error."""
     with opened as passes:
@@ -68,7 +68,7 @@ def decompose_stored_matrix(
 
 
 def _decompose_source(
-    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], rtol: float | None, max_rank: int | None
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], rtol: float | None, max_rank: MaxRank
 ) -> tuple[TensorTrain, TruncationBudget]:
     """Return the left-canonical train of a source and its truncations; leg k is that of the axes `legs[k]`."""
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
@@ -88,7 +88,7 @@ def _decompose_source(
 
 
 def _split_in_the_middle(
-    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
 ) -> list[Array] | None:
     """Return the cores, None where a sample of rows does not show low ranks or the projection misses the tolerance."""
     if len(legs) < 2 or (budget.rtol is None and max_rank is not None):
@@ -114,7 +114,7 @@ def _split_in_the_middle(
 
 
 def _split_from_the_left(
-    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
 ) -> list[Array]:
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     cores: list[Array] = []
@@ -137,12 +137,13 @@ def _split_from_the_left(
 
 
 def _split_from_the_right(
-    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: int | None
+    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
 ) -> list[Array]:
     """Return the cores from the train of the transposed array: chunks that divide the first legs hold the last ones.
 
     They are left-canonical as well, with positive leading entries.
     """
+    max_rank = max_rank[::-1] if isinstance(max_rank, tuple) else max_rank
     turned = source.permuted([a for axes in reversed(legs) for a in axes])
     starts = [0, *itertools.accumulate(len(axes) for axes in reversed(legs))]
     budget.sides = budget.sides[::-1]
@@ -165,7 +166,7 @@ def _split_first_legs(
     current: ArraySource,
     groups: Sequence[tuple[int, ...]],
     budget: TruncationBudget,
-    max_rank: int | None,
+    max_rank: MaxRank,
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few legs and the projected array (r, other axes)."""
     if len(groups) == 1:
@@ -196,10 +197,11 @@ def _svd_of_first_legs(
     current: ArraySource,
     groups: Sequence[tuple[int, ...]],
     budget: TruncationBudget,
-    max_rank: int | None,
+    max_rank: MaxRank,
 ) -> tuple[int, LegSVD]:
     """Return a number of legs whose matrix has a low rank, or else the most that memory allows, and its left SVD."""
     rows = [math.prod(current.shape[: axes[0]]) for axes in groups[1:]]
+    cap = max(max_rank) if isinstance(max_rank, tuple) else max_rank
     largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
     if rows[0] > largest:
         raise ArgumentError(
@@ -212,7 +214,7 @@ def _svd_of_first_legs(
         m = rows[count - 1]
         spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
         kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))
-        if 2 * min(kept, m if max_rank is None else max_rank) <= m:
+        if 2 * min(kept, m if cap is None else cap) <= m:
             break
     return count, spectrum
 
@@ -226,12 +228,13 @@ def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: Trunca
         )
 
 
-def _decompose_in_one_read(read: OneRead, rtol: float | None, max_rank: int) -> tuple[TensorTrain, SketchedError]:
+def _decompose_in_one_read(read: OneRead, rtol: float | None, max_rank: MaxRank) -> tuple[TensorTrain, SketchedError]:
     """Return the left-canonical train of an array that is read once, and the estimate of its error."""
     read.require_legs(2)
+    width = require_rank(read.function, max(max_rank) if isinstance(max_rank, tuple) else max_rank)
     sizes = read.shape
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + _COLUMN_COST * math.prod(sizes[k:]))
-    sketch = SketchedMatrix(read, range(half), max_rank)
+    sketch = SketchedMatrix(read, range(half), width)
     sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
     budget = sketch.budget(rtol, sides, read.dtype)
     head, rest = split_legs(sketch.left.reshape(1, -1), sizes[:half], budget, max_rank)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
 import oracles
@@ -103,3 +105,47 @@ def test_smooth_arrays_meet_the_tolerance_and_no_error_is_reported_too_small(n: 
     squares = np.square(wide - fit.value.full()).sum() / np.square(wide).sum()
     assert fit.converged
     assert math.sqrt(squares) <= fit.error * (1 + 1e-9) <= rtol
+
+
+CAPS = (3, 5, 2)
+
+
+@pytest.mark.parametrize("rtol", [None, 0.3, 0.9])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_rank_cap_for_every_bond(large: bool, rtol: float | None) -> None:
+    """Large arrays are split several legs at a time; the caps of a TT-matrix, `round` and `apply` are of bonds too."""
+    n = 16 if large else 4
+    x = oracles.normal((n,) * 4)
+    train, pairs = tnlib.tt_svd(x).value, ((2, n // 2) * 2, (2, n // 2) * 2)
+    matrix = x.reshape(n * n, n * n)
+    calls: list[tuple[Any, np.ndarray]] = [
+        (partial(tnlib.tt_svd, x), x),
+        (partial(tnlib.tt_svd, x, storage=tnlib.Storage(memory=1 << 24)), x),
+        (partial(tnlib.ttm_svd, matrix, *pairs), matrix),
+        (partial(tnlib.round, train), x),
+        (partial(tnlib.apply, tnlib.eye(x.shape), train), x),
+    ]
+    for call, exact in calls:
+        fit, _ = oracles.quietly(partial(call, rtol=rtol, max_rank=CAPS))
+        inner = fit.value.ranks[1:-1]
+        assert all(rank <= cap for rank, cap in zip(inner, CAPS, strict=True))
+        assert rtol is not None or inner == CAPS
+        assert oracles.true_error(exact, fit.value) == pytest.approx(fit.error, rel=1e-3, abs=1e-13)
+
+
+def test_a_rank_cap_for_every_bond_in_one_read() -> None:
+    x = oracles.noisy_tucker((6, 7, 8, 5), (2, 2, 2, 2))
+    fit, _ = oracles.quietly(lambda: tnlib.tt_svd(x, max_rank=[2, 4, 1], storage=tnlib.Storage(one_pass=True)))
+    assert fit.value.ranks == (1, 2, 4, 1, 1)
+    assert oracles.true_error(x, fit.value) <= 1.6 * fit.error
+
+
+def test_rank_caps_that_do_not_match_the_bonds_are_refused() -> None:
+    x = oracles.normal((3, 4, 5))
+    terms = tnlib.random.tucker((3, 4, 5), 2, rng=0)
+    for call in (tnlib.tt_svd, lambda _, **o: tnlib.round(tnlib.tt_svd(x).value, **o)):
+        for caps, words in (((2,), "2 bonds"), ((2, 2, 2), "(2, 2, 2)"), ((2, 0), "at least 1"), ((2, 1.5), "1.5")):
+            with oracles.refused(Exception, "max_rank must", words):
+                call(x, max_rank=caps)
+    with oracles.refused(ValueError, "round: max_rank must be one rank, got (2, 2)"):
+        tnlib.round(terms, max_rank=(2, 2))
