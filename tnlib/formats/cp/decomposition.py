@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit, after_sweeps, report, roundoff
+from tnlib._fit import Fit, after_sweeps, report, roundoff, wrong_type
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
@@ -61,6 +61,7 @@ def cp(
     n_starts: int = 1,
     rng: np.random.Generator | int | None = None,
     constraint: str | None = None,
+    init: CP | None = None,
     storage: Storage | None = None,
 ) -> Fit[CP]:
     """Fit a sum of `rank` rank-one tensors to `x`; `fit.error` is norm(x - fit.value.full()) / norm(x).
@@ -83,6 +84,9 @@ def cp(
         Constraint on every column of every factor, for real data: "nonnegative", "monotone" (no entry below the one
         before it), "unimodal" (rising to one place and falling from there) or None. The iterations are tensorly's.
         None for an array that exceeds memory or has missing entries.
+    init
+        A CP of the shape of `x` and of `rank`, which replaces the first guess: the result of a smaller `n_iter`, or of
+        similar data.
     storage
         How an array that exceeds memory is read, see `Storage`; without `one_pass`.
 
@@ -117,14 +121,14 @@ def cp(
         dtype = passes.dtype
         _check_constraint(constraint, dtype, passes.shape, in_memory=False)
         tucker, exponent, size = _core_in_passes(passes, rank)
-        scaled = tucker.core
     else:
         dense, known = fill_missing("cp", "x", dense)
         scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
         _check_constraint(constraint, dtype, scaled.shape, known=known)
 
-    starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng))
+    first = _as_factors(init, scaled.shape if passes is None else passes.shape, rank, dtype)
+    starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng), first=first)
     target = max(rtol or 0.0, roundoff(dtype)) * size
     if tucker is not None:
         best = _on_core(tucker, starts, n_iter=n_iter, target=target)
@@ -175,6 +179,22 @@ def _check_constraint(
         raise ArgumentError(
             f"cp: constraint must be None for an array with missing entries, got {constraint!r}; fill them first."
         )
+
+
+def _as_factors(init: Any, shape: tuple[int, ...], rank: int, dtype: np.dtype[Any]) -> list[Array] | None:
+    """Return the factors of the first guess in double precision, None without one."""
+    if init is None:
+        return None
+    if not isinstance(init, CP):
+        raise wrong_type("cp", "init", "a CP", init, "start from the value of an earlier fit")
+    if init.shape != shape or len(init.weights) != rank:
+        raise ArgumentError(
+            f"cp: init must have the shape of x, {shape}, and rank {rank}, got {init.shape} and {len(init.weights)}; "
+            "change rank, or leave init out."
+        )
+    if init.dtype.kind == "c" and dtype.kind != "c":
+        raise ArgumentTypeError("cp: init must be real for real data, got a complex CP; leave it out.")
+    return [factor.astype(np.result_type(dtype, np.float64)) for factor in init.factors]  # weights are solved for
 
 
 def _rounded_components(factors: Sequence[Array], dtype: np.dtype[Any], *, signs: bool) -> tuple[Array, list[Array]]:
@@ -229,7 +249,7 @@ def _core_in_passes(passes: Passes, rank: int) -> tuple[_TuckerCore, int, float]
 
 
 def _unconstrained(
-    x: Array, size: float, rank: int, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
+    x: Array, size: float, rank: int, starts: Callable[..., Iterator[list[Array]]], *, n_iter: int, target: float
 ) -> Iterate:
     """Iterate on a Tucker core of `x`, of norm `size`: from the factors of its CP, x itself needs a few sweeps."""
     ranks = core_ranks(x.shape, rank)
@@ -242,12 +262,12 @@ def _unconstrained(
 
 
 def _on_core(
-    tucker: _TuckerCore, starts: Callable[[Array], Iterator[list[Array]]], *, n_iter: int, target: float
+    tucker: _TuckerCore, starts: Callable[..., Iterator[list[Array]]], *, n_iter: int, target: float
 ) -> Iterate:
     """Iterate on a core alone, and return the factors of the whole array."""
     core_target = math.sqrt(max(0.0, target**2 - tucker.discarded**2))  # the discarded part is orthogonal to the core
     run = partial(_iterate, tucker.core, norm(tucker.core), n_iter=n_iter, target=core_target)
-    best = _best(run, starts(tucker.core), core_target)
+    best = _best(run, starts(tucker.core, bases=tucker.bases), core_target)
     factors = [basis @ factor for basis, factor in zip(tucker.bases, best.factors, strict=True)]  # n [r] R
     return best._replace(factors=factors, residual=math.hypot(best.residual, tucker.discarded))
 
@@ -278,9 +298,19 @@ def _best(run: Callable[[list[Array]], Iterate], starts: Iterator[list[Array]], 
     return best
 
 
-def _starts(x: Array, rank: int, n_starts: int, rng: np.random.Generator) -> Iterator[list[Array]]:
-    """Yield one guess from singular vectors, then random ones: unit columns (n[k], R)."""
-    yield _singular_vectors(x, rank, rng)
+def _starts(
+    x: Array,
+    rank: int,
+    n_starts: int,
+    rng: np.random.Generator,
+    first: Sequence[Array] | None,
+    bases: Sequence[Array] | None = None,
+) -> Iterator[list[Array]]:
+    """Yield one guess, `first` (projected on `bases`) or from singular vectors, then random ones: columns (n[k], R)."""
+    if first is None:
+        yield _singular_vectors(x, rank, rng)
+    else:
+        yield [basis.conj().T @ a for basis, a in zip(bases, first, strict=True)] if bases else list(first)
     for _ in range(n_starts - 1):
         yield _random_columns(x, rank, rng)
 

@@ -179,6 +179,32 @@ def test_more_starts_are_never_worse(shape: tuple[int, ...], dtype: type) -> Non
     assert all(b <= a * (1 + 100 * oracles.eps(dtype)) for a, b in itertools.pairwise(errors))
 
 
+@pytest.mark.parametrize("shape", [(6, 7, 8), (40, 50, 60)])  # the large one is fitted on its Tucker core
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_a_fit_goes_on_from_another_one(shape: tuple[int, ...], dtype: type) -> None:
+    x = tnlib.random.cp(shape, 3, rng=0).full().astype(dtype)
+    few, _ = oracles.quietly(lambda: tnlib.cp(x, 3, n_iter=5))
+    more, _ = oracles.quietly(lambda: tnlib.cp(x, 3, n_iter=1, init=few.value))
+    assert more.error <= few.error * (1 + 1e-6) + oracles.slack(few.value)
+    done = tnlib.cp(x, 3)
+    for y in (x, np.ma.array(x, mask=oracles.normal(shape) > 1)):
+        again, _ = oracles.quietly(lambda y=y: tnlib.cp(y, 3, init=done.value))
+        assert again.n_iter <= 4
+        assert again.error <= 2 * done.error + 1e4 * np.finfo(dtype).eps
+
+
+def test_guesses_that_do_not_fit_are_refused() -> None:
+    x, guess = oracles.normal((3, 4, 5)), tnlib.random.cp((3, 4, 5), 2, rng=0)
+    with oracles.refused(ValueError, "cp: init must have the shape of x, (3, 4, 5), and rank 3, got (3, 4, 5) and 2"):
+        tnlib.cp(x, 3, init=guess)
+    with oracles.refused(ValueError, "cp: init must", "(4, 3, 5)"):
+        tnlib.cp(x.swapaxes(0, 1), 2, init=guess)
+    with oracles.refused(TypeError, "cp: init must be a CP, got a list"):
+        tnlib.cp(x, 2, init=list(guess.factors))
+    with oracles.refused(TypeError, "cp: init must be real"):
+        tnlib.cp(x, 2, init=tnlib.CP(np.ones(2), [1j * factor for factor in guess.factors]))
+
+
 def test_an_exact_fit_needs_no_more_starts() -> None:
     x = oracles.random_cp((6, 7, 8), 2)
     one, many = check_fit(x, 2), check_fit(x, 2, n_starts=50)
