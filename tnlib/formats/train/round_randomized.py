@@ -25,10 +25,10 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol, refuse_foreign_keywords
-from tnlib.formats.train.cores import with_common_exponent
+from tnlib.formats.train.cores import add_cores, with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, as_train
-from tnlib.formats.train.tt_rounding import right_canonicalize, train_budget, truncate_bonds
+from tnlib.formats.train.tt_rounding import right_canonicalize, round_train, train_budget, truncate_bonds
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import Scaled, largest, norm, shift
@@ -36,6 +36,8 @@ from tnlib.linalg.threads import single_threaded_blas
 
 _FIRST_WIDTH = 16  # columns of the first sketch under a tolerance
 _OVERSAMPLING = 10  # columns more than `max_rank` at least, and half of it
+_GROWTH = 4  # of a sketch that missed the tolerance
+_LEAST_SAVING = 2  # ranks per column of a sketch; with fewer, rounding was faster for 1 to 10 terms of ranks 10 to 200
 _SKETCH_SHARE = 0.7  # of rtol that a sketch may leave out
 _STANDARD_ERRORS = 2.0  # added to the estimate
 
@@ -54,7 +56,8 @@ def round_randomized(
     """Round a train, or a sum of trains that is never formed, by random sketches.
 
     The cost per core is O(r^2 l), with l the new rank and r the given one (for a sum, of every term), and O(r^3) in
-    `round`, with r the sum of the ranks of all terms.
+    `round`, with r the sum of the ranks of all terms. Where l is not below half of that sum, the sum is formed and
+    rounded.
 
     Parameters
     ----------
@@ -70,8 +73,8 @@ def round_randomized(
     -------
     Fit
         A train in the gauge of `round`. `error` is an estimate from an independent sketch plus two standard errors, and
-        `certified` is False. With `max_rank` alone the error is a few percent above that of `round` if the singular
-        values decay, and more if they do not.
+        `certified` is False, unless the sum was rounded. With `max_rank` alone the error is a few percent above that of
+        `round` if the singular values decay, and more if they do not.
 
     References
     ----------
@@ -99,7 +102,13 @@ def round_randomized(
     scaled, exponent = with_common_exponent([(term.fused().cores, term.exponent) for term in terms])
     cores = [[core.astype(dtype, copy=False) for core in term] for term in scaled]
 
-    projection, lost = _project_within(cores, rtol, max_rank, rng)
+    sketched = _project_within(cores, rtol, max_rank, rng)
+    if sketched is None:
+        whole = TensorTrain.from_sweep(add_cores(cores), None, exponent)
+        of_whole, budget = round_train(whole, rtol, max_rank)
+        notes = budget.notes("bond", first=1)
+        return report(name, terms[0].unfused(of_whole.fused()), error=budget.error, rtol=rtol, notes=notes)
+    projection, lost = sketched
     kept = norm(projection.cores[-1])
     total = math.hypot(kept, lost)
     rest = rtol if rtol is None or total == 0 else math.sqrt(max(0.0, rtol**2 - (lost / total) ** 2))
@@ -113,25 +122,34 @@ def round_randomized(
 
 def _project_within(
     terms: Sequence[Cores], rtol: float | None, max_rank: int | None, rng: np.random.Generator
-) -> tuple[TensorTrain, float]:
-    """Widen the sketch until the estimate of the part it leaves out fits the tolerance, or the cap is reached."""
+) -> tuple[TensorTrain, float] | None:
+    """Widen the sketch until the estimate of the part it leaves out fits the tolerance, or the cap is reached.
+
+    Return None where rounding the whole is faster than the next sketch.
+    """
+    ranks = max(sum(map(len, cores)) for cores in zip(*terms, strict=True))
     cap = max(bond_bounds(terms))
     if max_rank is not None:
         cap = min(cap, max_rank + max(_OVERSAMPLING, max_rank // 2))
     width = cap if rtol is None else min(cap, _FIRST_WIDTH)
-    while True:
+    while _LEAST_SAVING * width <= ranks:
         projection, lost = project_on_sketch(terms, width, rng)
         total = math.hypot(norm(projection.cores[-1]), lost)
         if rtol is None or width == cap or lost <= _SKETCH_SHARE * rtol * total:
             return projection, lost
-        width = min(cap, 2 * width)
+        width = min(cap, _GROWTH * width)
+    return None
 
 
 def bond_bounds(terms: Sequence[Cores]) -> list[int]:
     """Return an upper bound of the rank of each of the d + 1 bonds of the sum."""
-    legs, ranks = [core.shape[1] for core in terms[0]], [[*map(len, term), 1] for term in terms]
-    totals = [sum(of_bond) for of_bond in zip(*ranks, strict=True)]
-    return [min(total, math.prod(legs[:k]), math.prod(legs[k:])) for k, total in enumerate(totals)]
+    legs, bounds = [core.shape[1] for core in terms[0]], [sum(map(len, cores)) for cores in zip(*terms, strict=True)]
+    bounds = [1, *bounds[1:], 1]
+    for k, n in enumerate(legs):
+        bounds[k + 1] = min(bounds[k + 1], n * bounds[k])
+    for k, n in reversed(list(enumerate(legs))):
+        bounds[k] = min(bounds[k], n * bounds[k + 1])
+    return bounds
 
 
 def project_on_sketch(terms: Sequence[Cores], width: int, rng: np.random.Generator) -> tuple[TensorTrain, float]:

@@ -29,6 +29,12 @@ def total(terms: list[tnlib.TensorTrain]) -> np.ndarray:
     return np.sum([oracles.contract(term) for term in terms], axis=0)
 
 
+@pytest.fixture(autouse=True)
+def _sketches_of_small_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sketch small trains too, for which rounding is faster."""
+    monkeypatch.setattr("tnlib.formats.train.round_randomized._LEAST_SAVING", 0)
+
+
 @oracles.each_dtype
 @pytest.mark.parametrize("rtol", [1e-1, 1e-2, 1e-3])
 def test_a_tolerance_is_met(rtol: float, dtype: np.dtype) -> None:
@@ -76,6 +82,23 @@ def test_a_sum_is_that_of_its_terms(dtype: np.dtype) -> None:
     loose = tnlib.round_randomized(terms, max_rank=3)
     true = oracles.true_error(x, loose.value)
     assert 0.7 * true <= loose.error <= 1.5 * true
+
+
+@pytest.mark.parametrize("options", [{"rtol": 1e-6}, {"max_rank": 12}, {"rtol": 0.3, "max_rank": 8}])
+def test_a_sum_of_unrelated_terms_is_rounded(options: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    terms = terms_of((5, 6, 6, 5), 4, 4)
+    fit, _ = oracles.quietly(lambda: tnlib.round_randomized(terms, **options))
+    want, _ = oracles.quietly(lambda: tnlib.round(sum(terms[1:], terms[0]), **options))
+    assert fit.certified
+    assert (fit.value.ranks, fit.error) == (want.value.ranks, pytest.approx(want.error))
+    oracles.assert_close(fit.value.full(), want.value.full(), factor=1e3)
+
+
+def test_bounds_of_ranks_take_time_linear_in_the_number_of_legs() -> None:
+    bounds = bond_bounds([tnlib.ones((2,) * 100_000).cores] * 3)
+    assert bounds == [1, 2, *[3] * 99_997, 2, 1]
+    assert bond_bounds([t.cores for t in terms_of((3, 2, 4, 2), 9, 1)]) == [1, 3, 6, 2, 1]
 
 
 def test_terms_that_cancel() -> None:
