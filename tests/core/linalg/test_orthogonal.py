@@ -52,6 +52,16 @@ def test_bases_of_rows(dtype: np.dtype, m: int, n: int) -> None:
             oracles.assert_close(l @ q, scaled, dtype, factor=8 * np.sqrt(m) + 8)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "by_gram"),
+    [((32, 512), float, False), ((64, 1024), float, False), ((64, 2048), float, True), ((64, 2048), complex, False)],
+)
+def test_short_or_complex_matrices_are_factorized_by_qr(shape: tuple[int, int], dtype: type, by_gram: bool) -> None:
+    a = oracles.normal(shape, dtype)
+    _, q = orthonormal_rows(a)
+    assert np.array_equal(q, np.linalg.qr(a.conj().T)[0].conj().T) is not by_gram
+
+
 @dtypes
 def test_left_factors_have_the_gram_matrix_and_at_most_the_rank(dtype: np.dtype) -> None:
     for m, n, rank in ((6, 20, 6), (6, 20, 3), (20, 6, 6), (20, 6, 2), (7, 7, 4)):
