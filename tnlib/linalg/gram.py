@@ -14,17 +14,18 @@ from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thr
 # Multiplications from which the kernels are used: loading them takes most of a second, in which BLAS does hundreds of
 # times as many.
 KERNEL_WORK = 1 << 25
-# Rows up to which the kernels take three quarters of the time of BLAS or less, by bytes of a number; BLAS converts
-# single precision before it multiplies.
-_GRAM_ROWS, _FACTOR_ROWS = {4: 128, 8: 64}, {4: 64, 8: 16}
+# Rows up to which the kernels take about three quarters of the time of BLAS or less, by bytes of a number; BLAS needs
+# converted copies of single precision, and transposed ones of slabs. For one slab in double precision BLAS is faster.
+_GRAM_ROWS, _FACTOR_ROWS = {4: 128, 8: 32}, {4: 64, 8: 16}
 _WIDTH = 256  # columns of a block, which then stays in the second cache
 _BLOCK = 1 << 18  # entries that are converted at a time
 
 
 def gram(a: Array) -> Array:
     """Return sum_p a[p] a[p]^H, (m, m) Hermitian in float64 or complex128, of a C-contiguous `a` (p, m, n)."""
-    m = a.shape[1]
-    if a.dtype.kind == "c" or a.size * m < KERNEL_WORK or m > _GRAM_ROWS[a.itemsize]:
+    slabs, m, _ = a.shape
+    is_double_matrix = a.itemsize == 8 and slabs == 1
+    if a.dtype.kind == "c" or is_double_matrix or a.size * m < KERNEL_WORK or m > _GRAM_ROWS[a.itemsize]:
         return gram_by_blas(a)
     return gram_by_kernel(a)
 

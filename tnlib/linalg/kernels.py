@@ -1,8 +1,9 @@
 """Kernels compiled by numba, without validation or options: dot products and products of rows.
 
-BLAS is optimized for large square products. For 16 to 256 rows, each very long, it runs at a quarter of the peak speed
-or less. Dot products along contiguous rows need no transposed copies, and a tile of 4 x 4 of them does 16
-multiplications for 8 numbers loaded, enough to be bound by arithmetic. The module is loaded for large arrays only.
+BLAS is optimized for large square products. For few rows, each very long, it runs far below its peak speed, and it
+needs copies of single precision and of slabs. Dot products along contiguous rows need no transposed copies, and a tile
+of 4 x 4 of them does 16 multiplications for 8 numbers loaded, enough to be bound by arithmetic. The module is loaded
+for large arrays only.
 """
 
 from __future__ import annotations

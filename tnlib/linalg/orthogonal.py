@@ -13,7 +13,7 @@ from tnlib.linalg.canonical_basis import leading_phases, unit_phases
 from tnlib.linalg.gram import gram
 from tnlib.linalg.scaling import norm
 
-# Rows, columns, and columns per row of real matrices from which the Gram matrix takes 0.4 to 0.85 of the time of the QR,
+# Rows, columns, and columns per row of real matrices from which the Gram matrix takes 0.4 to 0.85 of the time of QR on
 # one thread; it takes 1.0 to 1.2 for 64 x 1024, 1.5 for 32 x 512, and for complex 128 x 2048 as much as the QR.
 _LEAST_ROWS, _LEAST_COLUMNS, _LEAST_RATIO = 64, 2048, 16
 _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogonal to a part in ten thousand
@@ -90,7 +90,7 @@ def orthonormal_rows(a: Array) -> tuple[Array, Array]:
 
 
 def _rows_by_gram_matrix(a: Array) -> tuple[Array, Array] | None:
-    """Return `orthonormal_rows` of a real matrix by a Gram matrix of size m, None where it does not resolve all directions."""
+    """Return `orthonormal_rows` of a real matrix by a Gram matrix, None where that does not resolve all directions."""
     total = gram(a[None])
     sizes = np.sqrt(np.maximum(np.diagonal(total), 0.0))
     sizes = np.where(sizes > 0, sizes, 1.0)

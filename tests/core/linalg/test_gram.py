@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tnlib.linalg.gram import (
+    KERNEL_WORK,
     adjoint_times,
     gram,
     gram_by_blas,
@@ -45,6 +46,24 @@ def test_gram_matrices(n_threads: int, route: str, dtype: np.dtype) -> None:
         assert g.dtype == (np.complex128 if dtype.kind == "c" else np.float64)
         oracles.assert_close(g, np.einsum("pik,pjk->ij", oracles.wide(a), oracles.wide(a).conj()), factor=16)
         oracles.assert_close(g, g.conj().T, factor=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "by_kernel"),
+    [
+        ((1, 16, KERNEL_WORK // 256), np.float64, False),  # BLAS is as fast for one matrix in double precision
+        ((64, 16, KERNEL_WORK // 2**14), np.float64, True),
+        ((64, 36, KERNEL_WORK // 2**14), np.float64, False),
+        ((1, 16, KERNEL_WORK // 256), np.float32, True),
+        ((1, 16, KERNEL_WORK // 256), np.complex64, False),
+    ],
+)
+def test_kernels_compute_what_they_are_faster_for(
+    shape: tuple[int, ...], dtype: type, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tnlib.linalg.gram.gram_by_kernel", lambda _: "kernel")
+    monkeypatch.setattr("tnlib.linalg.gram.gram_by_blas", lambda _: "BLAS")
+    assert gram(np.empty(shape, dtype)) == ("kernel" if by_kernel else "BLAS")
 
 
 @pytest.mark.parametrize(("route", "dtype"), ROUTES, ids=str)
