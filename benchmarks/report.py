@@ -117,7 +117,8 @@ CAPTIONS = {  # alternative text and caption
 ABOUT = """\
 This page compares speed, memory and accuracy of tnlib with those of other libraries (peers), on the same arrays and
 tolerances, on one machine. "Gram mode" stands for singular values from the eigenvalues of a Gram matrix. The
-[bound](#bounds) of a case estimates its shortest possible time."""
+[bound](#bounds) of a case estimates its shortest possible time. Small arrays and short operations are on the page of
+[everyday operations](benchmarks-everyday.md)."""
 
 SPEED = """\
 The first line of every case states the input and, after the semicolon, the requested tolerance or rank. An entry is a
