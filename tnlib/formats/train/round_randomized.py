@@ -104,10 +104,10 @@ def round_randomized(
 
     sketched = _project_within(cores, rtol, max_rank, rng)
     if sketched is None:
-        whole = TensorTrain.from_sweep(add_cores(cores), None, exponent)
-        of_whole, budget = round_train(whole, rtol, max_rank)
+        formed = TensorTrain.from_sweep(add_cores(cores), None, exponent)
+        rounded, budget = round_train(formed, rtol, max_rank)
         notes = budget.notes("bond", first=1)
-        return report(name, terms[0].unfused(of_whole.fused()), error=budget.error, rtol=rtol, notes=notes)
+        return report(name, terms[0].unfused(rounded.fused()), error=budget.error, rtol=rtol, notes=notes)
     projection, lost = sketched
     kept = norm(projection.cores[-1])
     total = math.hypot(kept, lost)
@@ -125,7 +125,7 @@ def _project_within(
 ) -> tuple[TensorTrain, float] | None:
     """Widen the sketch until the estimate of the part it leaves out fits the tolerance, or the cap is reached.
 
-    Return None where rounding the whole is faster than the next sketch.
+    Return None where rounding the sum is faster than the next sketch.
     """
     ranks = max(sum(map(len, cores)) for cores in zip(*terms, strict=True))
     cap = max(bond_bounds(terms))
