@@ -22,6 +22,7 @@ from html_pages import differ
 from tnlib_adapters import interop
 
 import tnlib
+from benchmarks.smollm2 import smollm2
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -40,6 +41,8 @@ SLOW = (
     "how-to/choose-rank-and-bits",
     "how-to/decompose-zarr",
     "induction-heads-of-a-gpt-2",
+    "circuit-of-a-language-model",
+    "heads-of-a-language-model",
     "circuits",
     "inspect.md",
     "compare-two-checkpoints",
@@ -119,6 +122,8 @@ def code_cells(notebook: Path) -> list[str]:
     [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem) for path in TUTORIALS],
 )
 def test_cells_of_a_tutorial_run(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if notebook.stem.endswith("of-a-language-model") and smollm2() is None:
+        pytest.skip("needs SmolLM2: python -m benchmarks.smollm2")
     monkeypatch.setenv("MPLBACKEND", "agg")
     names: dict[str, object] = {}
     for cell in code_cells(notebook):
