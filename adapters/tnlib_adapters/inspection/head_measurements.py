@@ -6,7 +6,7 @@ Schmidt values are the singular values of an operator, those of the bond between
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -26,7 +26,6 @@ from tnlib_adapters.circuits import (
     Overlaps,
     PatternScores,
     Vocabulary,
-    copying_scores,
     find_induction,
     read_head,
     read_vocabulary,
@@ -35,6 +34,7 @@ from tnlib_adapters.circuits import (
 from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.composition.head_subspaces import overlaps_with
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.tokens.copying_and_bigrams import scores_of_inputs
 from tnlib_adapters.circuits.tokens.vocabulary import with_inputs
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
@@ -205,10 +205,11 @@ def read_heads(
     copying = None
     if words is not None and words.ends_in_logits:
         if len(words) * checkpoint.sizes.d_model**2 <= MOST_COPIED:
-            copying = copying_scores(checkpoint, inputs=words)
-            if weights is not None and len(words) * _OF_A_BLOCK * checkpoint.sizes.d_model**2 <= MOST_COPIED:
-                of_layer = with_inputs(checkpoint, words, "first layer") if checkpoint.n_layers > 1 else words
-                copying = replace(copying, first_layer=copying_scores(checkpoint, inputs=of_layer).first_layer)
+            inputs = [words]
+            work = len(words) * _OF_A_BLOCK * checkpoint.sizes.d_model**2
+            if weights is not None and checkpoint.n_layers > 1 and work <= MOST_COPIED:
+                inputs.append(with_inputs(checkpoint, words, "first layer"))
+            copying = scores_of_inputs(checkpoint, inputs)
         else:
             notes.append("Copying is not measured: the vocabulary is large.")
     progress("reading tokens", 2, 3)

@@ -150,7 +150,7 @@ def _at(distance: int | None) -> str:
 
 
 def _ticks(count: int) -> range:
-    return range(0, count, 1 if count <= 32 else 4)
+    return range(0, count, 1 if count <= 16 else 2 if count <= 32 else 4)
 
 
 def _write_values(ax: Axes, image: Any, values: Array) -> None:

@@ -277,11 +277,15 @@ def overlaps_with(
 ) -> list[Overlaps]:
     """Return the overlaps of one kind of subspace with each of several others; its bases are computed once."""
     (u, p), n = _bases(layers, one, centred), layers[0].d_model - int(centred)  # head r d, (head,)
+    bases = [_bases(layers, other, centred) for other in others]
+    rank = max((v.shape[1] for v, _ in bases), default=0)
+    padded = [np.pad(v, ((0, 0), (0, rank - v.shape[1]), (0, 0))) for v, _ in bases]
+    squares = np.square(pair_norms(u, np.concatenate(padded))) if padded else np.zeros((len(u), 0))
     shape = (len(layers), layers[0].n_heads) * 2
-    found = []
-    for other in others:
-        v, q = _bases(layers, other, centred)
-        overlaps = np.square(pair_norms(u, v)) / np.maximum(np.minimum(p[:, None], q), 1)
+    found, start = [], 0
+    for other, (v, q) in zip(others, bases, strict=True):
+        overlaps = squares[:, start : start + len(v)] / np.maximum(np.minimum(p[:, None], q), 1)
+        start += len(v)
         of_bases = (overlaps, *overlap_by_chance(p[:, None], q[None], n))
         times = [math.prod(shape[:2]) // len(x) for x in (u, v)]  # heads that share a basis
         overlap, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)

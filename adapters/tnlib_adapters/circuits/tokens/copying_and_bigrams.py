@@ -14,6 +14,7 @@ softmax is invariant to a vector added to every column of the unembedding.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,11 +189,17 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = No
     (array([1., 1., 1., 1.]), array([1., 1., 1., 1.]))
     """
     words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), inputs or "embeddings")
-    norm = stream_head("copying_scores", model, 0, 0).norm  # all norms have the same divisors
-    between = {words.inputs: words.between(norm)}
+    both = [words]
     if inputs is None and model.n_layers > 1:
         with contextlib.suppress(TnlibError):  # a model that cannot be run
-            between["first layer"] = with_inputs(model, words, "first layer").between(norm)
+            both.append(with_inputs(model, words, "first layer"))
+    return scores_of_inputs(model, both)
+
+
+def scores_of_inputs(model: Checkpoint, vocabularies: Sequence[Vocabulary]) -> CopyingScores:
+    """Return the copying scores of all heads for vocabularies of one model with different inputs."""
+    norm = stream_head("copying_scores", model, 0, 0).norm  # all norms have the same divisors
+    between = {words.inputs: words.between(norm) for words in vocabularies}
     scores = {name: np.zeros((model.n_layers, model.sizes.n_heads)) for name in between}
     for at in np.ndindex(model.n_layers, model.sizes.n_heads):
         ov = stream_head("copying_scores", model, *at).attention.ov(0)
