@@ -49,7 +49,7 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
     from matplotlib.figure import Figure
 
     n_layers, n_heads = next(iter(maps.values())).shape
-    columns = min(len(maps), 2)
+    columns = min(len(maps), 2 if len(maps) <= 4 else 3)
     rows = -(-len(maps) // columns)
     width = min(14.0, columns * max(4.2, 1.6 + 0.42 * n_heads))
     figure = Figure(figsize=(width, rows * (1.1 + 0.36 * n_layers)), layout="constrained")
