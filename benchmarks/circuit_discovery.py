@@ -230,6 +230,12 @@ def ioi_rows() -> Iterator[str]:
     contributions = circuits.logit_contributions(freeze(weights, tokens), direction=difference)
     loadings = circuits.head_loadings(contributions, 1, layer=20)
     yield f"{loadings!r}\n{time.process_time() - start:.1f} s"
+    corrupted = answer.copy()
+    corrupted[9] = mary  # the second "John"
+    start = time.process_time()
+    how = circuits.Ablation("resample", metric=metric, corrupted=corrupted)  # type: ignore[arg-type]
+    by_position = circuits.edge_effects(weights, answer, at_end, ablation=how, n_measured=0, by_position=True)
+    yield f"{by_position!r}\n{time.process_time() - start:.1f} s"
 
 
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:

@@ -57,6 +57,32 @@ def loss_of_mixture(checkpoint: Checkpoint) -> float:
     return -float(np.take_along_axis(log_p, TOKENS[:, 1:, None], axis=2)[MASK[:, 1:]].mean())
 
 
+@pytest.mark.parametrize("name", mostly_slow(["gpt2_lm", "llama", "opt_after", "gemma2"], ["llama", "opt_after"]))
+@pytest.mark.parametrize("kind", ["zero", "resample"])
+def test_effects_by_position(name: str, kind: Any, opened: Any) -> None:
+    """Parts sum to the effect, and are zero where nothing was replaced or nothing is predicted from."""
+    checkpoint, _ = opened(name)
+    others = TOKENS.copy()
+    others[:, 2] = OTHERS[:, 2]
+    how = Ablation(kind, corrupted=others if kind == "resample" else None)
+    mask = np.arange(8) == np.array([[5], [5]])  # predicted from position 4
+    whole = edge_effects(checkpoint, TOKENS, mask, ablation=how, n_measured=0)
+    found = edge_effects(checkpoint, TOKENS, mask, ablation=how, n_measured=0, by_position=True)
+    assert whole.by_position is None
+    assert found.by_position.shape == (len(found.names), 8)
+    assert_close(found.by_position.sum(axis=1), whole.integrated, factor=1e4)
+    assert not found.by_position[:, 5:].any()
+    assert np.abs(found.by_position[:, :5]).max() > 0
+    if kind == "resample":
+        of_tokens = [name.startswith("tokens -> ") for name in found.names]
+        parts = found.by_position[of_tokens]
+        assert np.abs(parts[:, 2]).max() > 0
+        assert not np.delete(parts, 2, axis=1).any()
+        to_logits = [name.endswith("-> logits") for name in found.names]
+        assert not np.delete(found.by_position[to_logits], 4, axis=1).any()
+    assert "at position" in repr(found)
+
+
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
 def test_a_replaced_layer_is_that_of_a_forward_pass_with_hooks(kind: Any, saved: Any) -> None:
     """GPT-2 of transformers, with the output of a feed-forward layer replaced by a hook."""

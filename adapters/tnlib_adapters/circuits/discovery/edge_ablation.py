@@ -172,22 +172,29 @@ class GatedModel:
         values = self._pass(self._matrix(gates), run=GatedLayer.differentiate)
         return self._slopes(values, values.delta)
 
-    def first_order_between(self, fraction: float) -> Array:
+    def first_order_between(self, fraction: float, *, by_position: bool = False) -> Array:
         """Return first-order effects (edges,) with the gradients of a run between the replaced and the given values.
 
         The model runs on embeddings that are this fraction of the way from the replaced ones to those of the tokens.
-        For "zero" all gates are at this fraction instead: norms do not see the scale of an embedding.
+        For "zero" all gates are at this fraction instead: norms do not see the scale of an embedding. With
+        `by_position`, (edges, n): the parts of the positions of the reader.
         """
         if self._replaced is None:
-            return self.first_order(np.full(len(self.edges), fraction))
+            values = self._pass(self._matrix(np.full(len(self.edges), fraction)), run=GatedLayer.differentiate)
+            return self._slopes(values, values.delta, by_position=by_position)
         replaced = self._replaced[: len(self._embedded)]
         embedded = (replaced + fraction * (self._embedded - replaced)).astype(self._embedded.dtype)
         delta = self._forward(np.ones(len(self.edges))).delta
-        return self._slopes(self._pass(self._open, embedded, GatedLayer.differentiate), delta)
+        values = self._pass(self._open, embedded, GatedLayer.differentiate)
+        return self._slopes(values, delta, by_position=by_position)
 
-    def _slopes(self, values: _Pass, delta: Array) -> Array:
-        """Return minus the derivatives of the loss by all gates (edges,), for writers less their replacements."""
-        slopes, grads = np.zeros_like(values.gates), np.zeros_like(delta)
+    def _slopes(self, values: _Pass, delta: Array, *, by_position: bool = False) -> Array:
+        """Return minus the derivatives of the loss by all gates (edges,), for writers less their replacements.
+
+        With `by_position`, (edges, n): by gates of every position of the reader.
+        """
+        positions = [delta.shape[2]] if by_position else []
+        slopes, grads = np.zeros([*values.gates.shape, *positions], delta.dtype), np.zeros_like(delta)
         self._read_adjoint(values, delta, self._logits, self.targets.slope(values.final)[None], slopes, grads)
         for layer, layer_values in zip(reversed(self.layers), reversed(values.layers), strict=True):
             if layer_values.pull_back is not None:
@@ -321,5 +328,9 @@ class GatedModel:
             if k < reader.segment:
                 grad = differentiated(self._segments[k].normed, streams[k])[1](grad)
             some = self._segments[k].before(reader.n_before)
-            slopes[reader.rows, some] += np.tensordot(grad, delta[some], ((1, 2, 3), (1, 2, 3)))
+            if slopes.ndim == 2:
+                slopes[reader.rows, some] += np.tensordot(grad, delta[some], ((1, 2, 3), (1, 2, 3)))
+            else:
+                for n in range(slopes.shape[2]):
+                    slopes[reader.rows, some, n] += np.tensordot(grad[:, :, n], delta[some, :, n], ((1, 2), (1, 2)))
             grads[some] += np.tensordot(values.gates[reader.rows, some], grad, ((0,), (0,)))  # w [reader] b n d

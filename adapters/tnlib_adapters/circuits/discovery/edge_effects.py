@@ -11,11 +11,11 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._html import heat_image
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_real, is_list, is_one_of
+from tnlib._validate import as_count, as_flag, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, as_ablation
-from tnlib_adapters.circuits.discovery.term_searches import integrated_effects
+from tnlib_adapters.circuits.discovery.term_searches import FRACTIONS_OF_RUNS, integrated_effects
 from tnlib_adapters.result_table import Columns, Table, descending
 
 _SHOWN = 10  # edges listed by repr
@@ -47,6 +47,8 @@ class EdgeEffects(Table):
         (edges,): the increase itself; NaN where it was not measured.
     loss
         Loss of the model.
+    by_position
+        (edges, n): the parts of `integrated` that the reader gets at each position; None if not asked for.
     """
 
     names: tuple[str, ...]
@@ -54,6 +56,7 @@ class EdgeEffects(Table):
     integrated: Array
     measured: Array
     loss: float
+    by_position: Array | None = None
 
     @property
     def errors(self) -> Array:
@@ -100,7 +103,12 @@ class EdgeEffects(Table):
     def _columns(self, rows: Any) -> Columns:
         writers, readers = np.array([name.split(" -> ") for name in self.names], dtype=object)[rows].T
         effects = {"first_order": self.first_order, "integrated": self.integrated, "measured": self.measured}
-        return {"writer": writers, "reader": readers} | {name: effect[rows] for name, effect in effects.items()}
+        columns = {"writer": writers, "reader": readers} | {name: effect[rows] for name, effect in effects.items()}
+        if self.by_position is not None:
+            parts = self.by_position[rows]
+            position = np.abs(parts).argmax(axis=1)
+            columns |= {"position": position, "at_position": np.take_along_axis(parts, position[:, None], 1)[:, 0]}
+        return columns
 
     def _printed(self) -> Array:
         return self._largest[:_SHOWN]
@@ -128,6 +136,7 @@ def edge_effects(
     *,
     ablation: AblationKind | Ablation = "zero",
     n_measured: int | None = None,
+    by_position: bool = False,
 ) -> EdgeEffects:
     """Return the effect of every edge of a language model on its loss, to first order, integrated, and by ablation.
 
@@ -147,6 +156,8 @@ def edge_effects(
         "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and corrupted tokens.
     n_measured
         Number of edges that are measured, those with the largest integrated effects. None: all.
+    by_position
+        Whether to split integrated effects by the position of the reader. The largest part of every edge is printed.
 
     Returns
     -------
@@ -179,9 +190,12 @@ def edge_effects(
     """
     count = None if n_measured is None else as_count("edge_effects", "n_measured", n_measured, least=0)
     gated = GatedModel(model, tokens, mask, "edge_effects", as_ablation("edge_effects", ablation))
-    gates = np.ones(len(gated.names))
-    loss, first_order, integrated = gated.loss(gates), gated.first_order(gates), integrated_effects(gated)
+    gates, parts = np.ones(len(gated.names)), None
+    if as_flag("edge_effects", "by_position", by_position):
+        parts = np.mean([gated.first_order_between(at, by_position=True) for at in FRACTIONS_OF_RUNS], axis=0)
+    integrated = integrated_effects(gated) if parts is None else parts.sum(axis=1)
+    loss, first_order = gated.loss(gates), gated.first_order(gates)
     chosen = np.argsort(-np.abs(integrated), kind="stable")[:count]
     measured = np.full(len(gates), np.nan)
     measured[chosen] = gated.losses_without(gates, chosen) - loss
-    return EdgeEffects(gated.names, first_order, integrated, measured, loss)
+    return EdgeEffects(gated.names, first_order, integrated, measured, loss, parts)

@@ -15,7 +15,7 @@ from tnlib._typing import Array
 By = Literal["greedy", "gradient", "acdc", "attribution", "integrated"]
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all terms, sizes of circuits in MIB
-N_STEPS = 5  # midpoints of the integral of gradients: more change the ranking of edges little
+FRACTIONS_OF_RUNS = (0.1, 0.3, 0.5, 0.7, 0.9)  # midpoints of the integral of gradients: more change the ranking little
 _HALVINGS = 12  # thresholds that ACDC tries, before a threshold of zero
 _MANY = 10_000  # terms of a search that takes so long that its cost is logged before it starts
 _LOG = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ def integrated_effects(model: Gated) -> Array:
     Where these runs have all gates at that fraction, the sum over terms is the midpoint rule for the difference of the
     loss between no terms and all of them.
     """
-    at = (np.arange(N_STEPS) + 0.5) / N_STEPS
-    return np.asarray(np.mean([model.first_order_between(fraction) for fraction in at], axis=0))
+    return np.asarray(np.mean([model.first_order_between(fraction) for fraction in FRACTIONS_OF_RUNS], axis=0))
 
 
 def _by_attribution(model: Gated, limit: float) -> Pruned:
