@@ -115,9 +115,12 @@ class Inspection:
         tables |= {f"overlaps O with {side}": overlaps.to_frame() for side, overlaps in self.readings.overlaps.items()}
         if self.readings.scores is not None:
             tables["head scores"] = self.readings.scores.to_frame()
+        if self.predictions is not None:
+            columns = zip(("component", "contribution"), zip(*self.predictions.components, strict=True), strict=True)
+            tables["contributions"] = data_frame("Inspection.frames", dict(columns))
         names = ("n_numbers", "n_free", "queries_to_keys", "values_to_outputs", "order")
-        columns = {name: [getattr(report, name) for report in self.gauges] for name in names}
-        return tables | {"gauges": data_frame("Inspection.frames", {"layer": range(len(self.gauges)), **columns})}
+        gauges = {name: [getattr(report, name) for report in self.gauges] for name in names}
+        return tables | {"gauges": data_frame("Inspection.frames", {"layer": range(len(self.gauges)), **gauges})}
 
     def __repr__(self) -> str:
         lines = [repr(self.checkpoint), *self.notes]

@@ -142,11 +142,12 @@ def test_the_induction_table_is_a_data_frame(model: Checkpoint) -> None:
 def test_the_page_is_figures_and_data_frames(model: Checkpoint, tmp_path: Path) -> None:
     found = tnlib_adapters.inspect(builtin_path(), tmp_path / "out")
     figures = found.figures()
-    assert {"composition K", "effective ranks", "head scores", "patterns", "patterns of layer 1"} <= set(figures)
+    assert {"composition K", "effective ranks", "head scores", "patterns of layer 1"} <= set(figures)
     assert all(figure.axes for figure in figures.values())
     pytest.importorskip("pandas")
     frames = found.frames()
-    assert set(frames) >= {"composition K", "overlaps O with K", "head scores", "gauges"}
+    assert set(frames) >= {"composition K", "overlaps O with K", "head scores", "contributions", "gauges"}
+    assert len(frames["contributions"]) == 8
     assert list(frames["gauges"].n_free) == [report.n_free for report in found.gauges]
     overlaps = frames["overlaps O with K"]
     assert overlaps.overlap.is_monotonic_decreasing

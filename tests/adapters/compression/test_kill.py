@@ -156,7 +156,7 @@ PAUSED = """
 import sys, time
 from pathlib import Path
 from tnlib_adapters.cli import main
-from tnlib_adapters.compression import report_page as html as module
+from tnlib_adapters.compression import report_page as module
 
 go = Path(sys.argv.pop())
 

@@ -213,9 +213,10 @@ NASTY = ("<script>alert('&')</script>", "&amp;", "$x_1^", '"', "\N{CJK UNIFIED I
 
 @pytest.mark.slow
 def test_tokens_with_markup_stay_text(builtin: Any) -> None:
-    tokens = TokenSequence(builtin.tokens.ids[:8], NASTY, cut=True)
+    ids = builtin.tokens.ids[:8]
+    tokens = TokenSequence(ids, dict(zip(ids.tolist(), NASTY, strict=True)), cut=True)
     few = tuple(of_layer[:, :8, :8] for of_layer in builtin.patterns)
-    page = page_of(dataclasses.replace(builtin, tokens=tokens, patterns=few), quiet)
+    page = page_of(dataclasses.replace(builtin, tokens=tokens, patterns=few, predictions=None), quiet)
     check_page(page, scripts=1)
     text = check_text(sections(page)["patterns"])
     assert all(name in text for name in NASTY)
@@ -242,7 +243,9 @@ def test_other_architectures_have_a_page(name: str, said: str, saved: Callable[[
     assert any(said in note for note in found.notes)
     assert (found.patterns is None) == (name == "vit")
     kinds = 2 if name == "gemma2" else 1  # layers of gemma2 differ in their window
-    assert len(pictures(parts["block"])) == kinds
+    assert parts["diagrams"].count("<h3>Block of layer") == kinds
+    assert (found.predictions is None) == (name == "vit")
+    assert ("most probable next tokens" in parts["predictions"]) == (name != "vit")
 
 
 @pytest.mark.slow
@@ -364,8 +367,9 @@ def test_the_page_of_a_large_model_says_what_it_leaves_out(
     seen = inspect(source, tmp_path / "seen", text="3 4 5 3 4 5")
     assert [len(one) for one in seen.patterns] == [4, 4, 4], "the text runs through all layers"
     patterns = sections(seen.page.read_text(encoding="utf-8"))["patterns"]
-    assert len(pictures(patterns)) == 2
-    assert "Layers from 1 on are in the explorer and in the overview above" in check_text(patterns)
+    assert len(pictures(patterns)) == 1
+    assert '"first":' in patterns, "all heads are in the explorer"
+    assert seen.predictions is None
 
 
 # ------------------------------------------------------------------------------------------------------ text and files
