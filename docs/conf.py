@@ -56,8 +56,8 @@ myst_heading_anchors = 3  # the gallery is linked by its notions
 
 # What users search for, by the page that the search names first: titles and frequent words decide the other cases.
 SEARCHED = {
+    "algorithms": ("quantics", "QTT"),
     "architectures": ("supported models",),
-    "calculus": ("quantics", "QTT"),
     "circuits-heads": ("composition scores",),
     "compress": ("compress a model", "compression"),
     "compression-methods": ("low rank", "quantization"),

@@ -46,6 +46,8 @@ SLOW = (
     "circuits",
     "inspect.md",
     "compare-two-checkpoints",
+    "a-state-from-dmrg",
+    "functions-on-binary-digits",
 )
 
 
@@ -113,7 +115,8 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
 
 def code_cells(notebook: Path) -> list[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    assert not any(cell.get("outputs") for cell in cells)  # make docs runs them
+    if not notebook.stem.endswith("of-a-language-model"):  # whose outputs the pages show; make docs runs the others
+        assert not any(cell.get("outputs") for cell in cells)
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
