@@ -228,7 +228,7 @@ def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weig
         return None, [f"The model is not run: {problem}"]
 
 
-_MOST = 96  # tokens; larger patterns are not legible in a picture
+_MOST = 80  # tokens; larger patterns are not legible in a picture
 _LETTERS = 50 * _MOST  # characters that are tokenized: enough for more than _MOST tokens
 
 
