@@ -58,6 +58,7 @@ myst_heading_anchors = 3  # the gallery is linked by its notions
 SEARCHED = {
     "algorithms": ("quantics", "QTT"),
     "architectures": ("supported models",),
+    "circuits-discovery": ("activation patching", "path patching"),
     "circuits-heads": ("composition scores",),
     "compress": ("compress a model", "compression"),
     "compression-methods": ("low rank", "quantization"),
@@ -68,7 +69,7 @@ SEARCHED = {
     "how-to/read-an-itensor-file": ("ITensor",),
     "how-to/serve-with-llama-cpp": ("llama.cpp",),
     "index": ("install", "installation"),
-    "physics": ("entanglement entropy", "matrix product state", "MPS", "DMRG"),
+    "physics": ("entanglement entropy", "matrix product state", "MPS", "DMRG", "quimb", "TeNPy"),
     "serving": ("vllm", "sglang", "onnxruntime", "GPTQ"),
     "study": ("perplexity",),
     "troubleshooting": ("out of memory", "error message"),
