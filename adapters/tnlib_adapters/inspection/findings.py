@@ -192,8 +192,7 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
     copying = inspection.readings.copying
     if copying is None:
         return
-    names = {"embeddings": copying.embeddings, "streams after layer 0": copying.first_layer}
-    scores = {name: values for name, values in names.items() if values is not None}
+    scores = copying.by_inputs
     highest = np.max(list(scores.values()), axis=0)
     heads = [_at(highest, int(k)) for k in descending(highest, int(np.sum(highest >= _COPIES)))]
     if heads:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tnlib import TnlibError
+import numpy as np
+
+from tnlib import ArgumentError, TnlibError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
@@ -15,7 +18,8 @@ from tnlib_adapters.circuits import Compositions, compositions, heat_map
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.files.folder import path_text
+from tnlib_adapters.files.folder import TOKENIZERS, path_text
+from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 from tnlib_adapters.inspection.head_measurements import (
     GaugeReport,
     Readings,
@@ -38,13 +42,6 @@ from tnlib_adapters.transforms.folding import fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-from importlib.util import find_spec
-
-import numpy as np
-
-from tnlib import ArgumentError
-from tnlib_adapters.files.folder import TOKENIZERS
-from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
 
 DISTANCE = 1  # query-key distance of scores that depend on it
 MOST_WORK = 2e11  # multiplications for one kind of composition: seconds

@@ -34,14 +34,9 @@ def head_score_maps(readings: Readings) -> Figure:
     """Draw attention shares and copying scores, as far as measured, layers as rows and heads as columns."""
     maps = {} if readings.scores is None else {kind: getattr(readings.scores, kind) for kind in get_args(HeadKind)}
     styles = [("Blues", 0.0, 1.0, "share of attention")] * len(maps)
-    copying = readings.copying
-    of_inputs = (
-        {} if copying is None else {"embeddings": copying.embeddings, "streams after layer 0": copying.first_layer}
-    )
-    for inputs, scores in of_inputs.items():
-        if scores is not None:
-            maps[f"copying of {inputs}"] = scores
-            styles.append(("RdBu_r", -1.0, 1.0, "score"))
+    for inputs, scores in ({} if readings.copying is None else readings.copying.by_inputs).items():
+        maps[f"copying of {inputs}"] = scores
+        styles.append(("RdBu_r", -1.0, 1.0, "score"))
     return _maps(maps, styles)
 
 

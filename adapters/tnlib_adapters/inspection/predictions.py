@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits.paths.logit_paths import logit_contributions
+from tnlib_adapters.circuits.tokens.copying_and_bigrams import likeliest
 from tnlib_adapters.frozen.frozen_model import freeze
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.reference.weights import Weights
@@ -42,18 +42,16 @@ class Predictions:
 
 
 def predictions(weights: Weights, tokens: Array, name: Callable[[int], str]) -> Predictions | None:
-    """Return the predictions of a causal model on one sequence; None without an unembedding, or for a few tokens."""
+    """Return the predictions of a causal model on one sequence; None without an unembedding of three tokens or more."""
     if weights.unembed is None:
         return None
     frozen = freeze(weights, tokens)
-    log_p = log_softmax(weights.unembed(normed(frozen.norm, frozen.blocks[-1].stream_after)))  # n vocab
-    if log_p.shape[1] < _N_BEST:
+    logits = weights.unembed(normed(frozen.norm, frozen.blocks[-1].stream_after))  # n vocab
+    if logits.shape[1] < _N_BEST:
         return None
-    best = np.argsort(-log_p, axis=1, kind="stable")[:, :_N_BEST]
-    probabilities = np.exp(np.take_along_axis(log_p, best, axis=1))
+    best, probabilities = likeliest(logits, _N_BEST)
     first, second = (logit_contributions(frozen, int(token)) for token in best[-1, :2])
     parts = first.direct - second.direct
-    order = descending(np.abs(parts), len(parts))
-    components = [(first.names[k], float(parts[k])) for k in order]
+    components = [(first.names[k], float(parts[k])) for k in descending(np.abs(parts))]
     names = [[name(int(token)) for token in row] for row in best]
     return Predictions(names, probabilities, first.total - second.total, components)

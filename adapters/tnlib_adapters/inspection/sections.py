@@ -226,7 +226,7 @@ def predictions(inspection: Inspection, draw: Draw) -> list[str]:
     if tokens is None:
         return [f"<p>{_why_no_text(inspection)}</p>"]
     if predicted is None:
-        return ["<p>Predictions are those of small models that predict the next token.</p>"]
+        return ["<p>Predictions are shown for models of up to 0.3 billion parameters that predict the next token.</p>"]
     rows = [
         [str(k), name, *(f"{word} {p:.2f}" for word, p in zip(words, of_words, strict=True))]
         for k, (name, words, of_words) in enumerate(

@@ -310,8 +310,8 @@ def compositions(
         c = _readers(layers[1:], kind, distance, weights[1:], centred)
         of_pairs = (n_layers - 1, n_heads) * 2
         is_later = np.tri(n_layers - 1, dtype=bool).T[:, None, :, None]
-        for of_all, found in ((scores, pair_norms(b, c)), (by_chance, chance(b, c, centred=centred))):
-            of_all[:-1, :, 1:] = np.where(is_later, found.reshape(of_pairs), np.nan)
+        for of_all, values in ((scores, pair_norms(b, c)), (by_chance, chance(b, c, centred=centred))):
+            of_all[:-1, :, 1:] = np.where(is_later, values.reshape(of_pairs), np.nan)
     return Compositions(kind, scores, by_chance, notes)
 
 

@@ -282,15 +282,15 @@ def overlaps_with(
     padded = [np.pad(v, ((0, 0), (0, rank - v.shape[1]), (0, 0))) for v, _ in bases]
     squares = np.square(pair_norms(u, np.concatenate(padded))) if padded else np.zeros((len(u), 0))
     shape = (len(layers), layers[0].n_heads) * 2
-    found, start = [], 0
+    results, start = [], 0
     for other, (v, q) in zip(others, bases, strict=True):
         overlaps = squares[:, start : start + len(v)] / np.maximum(np.minimum(p[:, None], q), 1)
         start += len(v)
         of_bases = (overlaps, *overlap_by_chance(p[:, None], q[None], n))
         times = [math.prod(shape[:2]) // len(x) for x in (u, v)]  # heads that share a basis
         overlap, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)
-        found.append(Overlaps((one, other), overlap, chance, deviation, notes))
-    return found
+        results.append(Overlaps((one, other), overlap, chance, deviation, notes))
+    return results
 
 
 def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:

@@ -20,7 +20,7 @@ _SMALL = 1e-6  # of ||u||^2 ||v||^2: smaller squares would be rounded by 1e-10 o
 
 
 def pair_norms(u: Array, v: Array) -> Array:
-    """Return ||u[h] v[k]^T||, (h, k), for u (h, r, d) and v (k, s, d) of norm at most sqrt(d), in double precision."""
+    """Return ||u[h] v[k]^T||, (h, k), for u (h, r, d) and v (k, s, d), in double precision."""
     u, v = u.astype(np.float64, copy=False), v.astype(np.float64, copy=False)
     d = u.shape[2]
     rows = max(1, _BLOCK // (d * max(len(u), len(v), 1)))
@@ -29,8 +29,8 @@ def pair_norms(u: Array, v: Array) -> Array:
         p, q = (x[:, :, i : i + rows].swapaxes(1, 2) @ x[:, :, i:] for x in (u, v))  # head [r] rows columns
         q[:, :, rows:] *= 2
         squares += parallel_matmul(p.reshape(len(u), -1), q.reshape(len(v), -1).T)
-    sizes = [np.square(x).sum(axis=(1, 2)) for x in (u, v)]
+    sizes = np.outer(*(np.square(x).sum(axis=(1, 2)) for x in (u, v)))
     norms = np.sqrt(np.maximum(squares, 0))
-    for h, k in np.argwhere((squares < _SMALL * np.outer(*sizes)) & (np.outer(*sizes) > 0)):
+    for h, k in np.argwhere((squares < _SMALL * sizes) & (sizes > 0)):
         norms[h, k] = np.linalg.norm(u[h] @ v[k].T)
     return norms

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from tnlib import ArgumentError
 from tnlib._validate import is_list, is_one_of
@@ -64,52 +64,59 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     'K-composition: scores of head 1.0 whose keys read head 0.2, times 0.25'
     """
     as_kind("composition_diagram", kind)
-    (last, h), (first, g) = as_two_heads("composition_diagram", later, earlier)
-    reader, writer = _names("composition_diagram", layers, h, g)
+    reader, writer = _two_heads("composition_diagram", later, earlier, layers)
     if kind == "V":
-        title = f"V-composition: {reader} after {writer}, a virtual head"
-        return _labelled(_virtual_head(last, h, first, g), title, layers)
-    refuse_norm("composition_diagram", last)
+        title = f"V-composition: {reader.name} after {writer.name}, a virtual head"
+        return replace(_virtual_head(reader, writer), title=title)
+    refuse_norm("composition_diagram", reader.layer)
     side = "queries" if kind == "Q" else "keys"
-    title = f"{kind}-composition: scores of {reader} whose {side} read {writer}, times {last.scale:.4g}"
-    return _labelled(_composed_scores(kind, (last, h), (first, g)), title, layers)
+    scale = f"times {reader.layer.scale:.4g}"
+    title = f"{kind}-composition: scores of {reader.name} whose {side} read {writer.name}, {scale}"
+    return replace(_composed_scores(kind, reader, writer), title=title)
 
 
-def _names(function: str, layers: Layers, h: int, g: int) -> tuple[str, str]:
-    """Return the names of the later and the earlier head."""
+class _DrawnHead(NamedTuple):
+    """A head, the superscript of its weights and pattern, and its name in titles and on its leg."""
+
+    layer: Attention
+    head: int
+    number: str
+    name: str
+
+    @property
+    def pattern(self) -> str:
+        return f"A$^{self.number}$"
+
+    def labelled(self, drawn: tuple[list[Node], list[Leg]]) -> tuple[list[Node], list[Leg]]:
+        """Return the nodes of its weights with their superscript, and their legs with its name."""
+        nodes = [replace(node, label=node.label.replace("$_", f"$^{self.number}_")) for node in drawn[0]]
+        return nodes, [replace(leg, name=self.name) if leg.name == f"head {self.head}" else leg for leg in drawn[1]]
+
+
+def _two_heads(
+    function: str, later: AttentionHead, earlier: AttentionHead, layers: Layers
+) -> tuple[_DrawnHead, _DrawnHead]:
+    """Return the later and the earlier head with the numbers of their layers; 2 and 1 where these are not given."""
+    (last, h), (first, g) = as_two_heads(function, later, earlier)
     if layers is None:
-        return f"head {h}", f"head {g}"
+        return _DrawnHead(last, h, "2", f"head {h}"), _DrawnHead(first, g, "1", f"head {g}")
     if not is_list(layers) or len(layers) != 2 or not 0 <= layers[1] < layers[0]:
         raise ArgumentError(
             f"{function}: layers must be the numbers of the later and the earlier layer, got {layers!r}; pass for "
             "example (16, 3)."
         )
-    return f"head {layers[0]}.{h}", f"head {layers[1]}.{g}"
+    k, j = layers
+    return _DrawnHead(last, h, f"{{{k}}}", f"head {k}.{h}"), _DrawnHead(first, g, f"{{{j}}}", f"head {j}.{g}")
 
 
-def _labelled(diagram: Diagram, title: str, layers: Layers) -> Diagram:
-    """Return a diagram with a title, and with the numbers of the layers in its labels."""
-    if layers is None:
-        return replace(diagram, title=title)
-    number = {"2": layers[0], "1": layers[1]}
-    superscript = re.compile(r"\^([12])(?=[_$])")
-    nodes, legs = [], []
-    for node in diagram.nodes:
-        nodes.append(replace(node, label=superscript.sub(lambda at: f"^{{{number[at[1]]}}}", node.label)))
-    for leg in diagram.legs:
-        name, at = leg.name, superscript.search(diagram.nodes[leg.a].label)
-        if at is not None and name.startswith("head "):
-            name = f"head {number[at[1]]}.{name[5:]}"
-        legs.append(replace(leg, name=name))
-    return replace(diagram, nodes=tuple(nodes), legs=tuple(legs), title=title)
-
-
-def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Diagram:
+def _virtual_head(later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
     """Return the diagram of A^2 A^1 (x) W_O^2 W_V^2 W_O^1 W_V^1, with bonds d_head."""
-    later, inner_2 = chain(output_value(last, h, "V"), last.d_value, 0.0, -1.4, first=2)
-    earlier, inner_1 = chain(output_value(first_layer, g), first_layer.d_value, 2 * STEP, -1.4, first=4)
-    later, earlier = _numbered(later, 2), _numbered(earlier, 1)
-    nodes = [Node("matrix", "A$^2$", (STEP / 2, 0.0)), Node("matrix", "A$^1$", (2.5 * STEP, 0.0)), *later, *earlier]
+    last, first = later.layer, earlier.layer
+    weights_2, inner_2 = later.labelled(chain(output_value(last, later.head, "V"), last.d_value, 0.0, -1.4, first=2))
+    pieces = output_value(first, earlier.head)
+    weights_1, inner_1 = earlier.labelled(chain(pieces, first.d_value, 2 * STEP, -1.4, first=4))
+    patterns = (Node("matrix", head.pattern, (x * STEP, 0.0)) for head, x in ((later, 0.5), (earlier, 2.5)))
+    nodes = [*patterns, *weights_2, *weights_1]
     end = 3 * STEP + REACH
     legs = [
         Leg(0, None, "to", None, (-REACH, 0.0)),
@@ -119,12 +126,12 @@ def _virtual_head(last: Attention, h: int, first_layer: Attention, g: int) -> Di
         *inner_2,
         Leg(3, 4, "stream", last.d_model, axes=(1, 2)),
         *inner_1,
-        Leg(5, None, "read", read_stream(first_layer, "V")[1], (end, -1.4), axes=(1, None)),
+        Leg(5, None, "read", read_stream(first, "V")[1], (end, -1.4), axes=(1, None)),
     ]
     return Diagram((*nodes,), (*legs,))
 
 
-def _composed_scores(kind: str, later: AttentionHead, earlier: AttentionHead) -> Diagram:
+def _composed_scores(kind: str, later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
     """Return the diagram of the scores of a head that reads another head on one side and the stream on the other."""
     nodes, legs, ends = _score_row(later, earlier, kind)
     right, left = max(node.position[0] for node in nodes), -REACH
@@ -172,30 +179,28 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, lay
     """
     if not is_one_of(name, NAMES):
         raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
-    (later_layer, h), (earlier_layer, g) = as_two_heads("term_diagram", later, earlier)
-    reader, writer = _names("term_diagram", layers, h, g)
+    reader, writer = _two_heads("term_diagram", later, earlier, layers)
+    of_layer = ("", "") if layers else (" of the first layer", " of the second layer")
     if name == "direct":
-        diagram = _direct(later_layer)
-        return _labelled(diagram, diagram.title, layers)
+        return _direct(reader)
     if name == "first":
-        title = f"first: {writer}{' of the first layer' if layers is None else ''} alone"
-        return _labelled(_earlier_alone((earlier_layer, g)), title, layers)
-    refuse_norm("term_diagram", later_layer)
+        return replace(_earlier_alone(writer), title=f"first: {writer.name}{of_layer[0]} alone")
+    refuse_norm("term_diagram", reader.layer)
     sides = "" if name == "second" else name
     composed_sides = " and ".join(
         ", ".join(label for letter, label in READS.items() if letter in sides).rsplit(", ", 1)
     )
-    of_layer = " of the second layer" if layers is None else ""
-    title = f"{name}: the {composed_sides} of {reader} read {writer}" if sides else f"second: {reader}{of_layer} alone"
-    return _labelled(_later((later_layer, h), (earlier_layer, g), sides), f"{title}; S: all scores of {reader}", layers)
+    alone = f"second: {reader.name}{of_layer[1]} alone"
+    title = f"{name}: the {composed_sides} of {reader.name} read {writer.name}" if sides else alone
+    return replace(_later(reader, writer, sides), title=f"{title}; S: all scores of {reader.name}")
 
 
-def _direct(later: Attention) -> Diagram:
+def _direct(head: _DrawnHead) -> Diagram:
     """Return the diagram of the input stream, plus the output bias of the later layer, which belongs to no head."""
-    title = "direct: the input stream"
+    title, later = "direct: the input stream", head.layer
     if later.b_O is None:
         return Diagram((Node("tensor", "x", (0.0, 0.0)),), (*stream_copy(0, (0.0, 0.0), None, later.d_model),), title)
-    nodes = [Node("tensor", label, (0.0, y)) for label, y in (("x", 0.0), ("b$^2_O$", -1.1))]
+    nodes = [Node("tensor", label, (0.0, y)) for label, y in (("x", 0.0), (f"b$^{head.number}_O$", -1.1))]
     total = (-STEP, 0.0)
     legs = [
         Leg(0, 2, "position", via=((-0.2, 0.25), (-STEP + 0.1, 0.25))),
@@ -206,11 +211,11 @@ def _direct(later: Attention) -> Diagram:
     return Diagram((*nodes, Node("function", "+", total)), (*legs,), f"{title}, and the bias of the output")
 
 
-def _earlier_alone(earlier: AttentionHead) -> Diagram:
-    layer = earlier[0]
+def _earlier_alone(earlier: _DrawnHead) -> Diagram:
+    layer = earlier.layer
     nodes, legs = _output_row(earlier, 0.0, 0.0, first=0)
     x, right = len(nodes), 2 * STEP
-    nodes += [Node("tensor", read_stream(layer, "V")[0], (right, 0.0)), Node("matrix", "A$^1$", (right, _DROP))]
+    nodes += [Node("tensor", read_stream(layer, "V")[0], (right, 0.0)), Node("matrix", earlier.pattern, (right, _DROP))]
     legs = [
         Leg(x + 1, None, "position", None, (-REACH, _DROP), axes=(0, None)),
         Leg(0, None, "stream", layer.d_model, (-REACH, 0.0), axes=(2, None)),
@@ -221,9 +226,9 @@ def _earlier_alone(earlier: AttentionHead) -> Diagram:
     return Diagram((*nodes,), (*legs,))
 
 
-def _later(later: AttentionHead, earlier: AttentionHead, sides: str) -> Diagram:
+def _later(later: _DrawnHead, earlier: _DrawnHead, sides: str) -> Diagram:
     """Return the diagram of the later head: scores in a row from query to key, values below."""
-    later_layer = later[0]
+    later_layer = later.layer
     nodes, inner, (query, key) = _score_row(later, earlier, sides)
     right_end = max(node.position[0] for node in nodes)
     floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
@@ -243,18 +248,16 @@ def _later(later: AttentionHead, earlier: AttentionHead, sides: str) -> Diagram:
     return Diagram((*nodes, *values), (*legs,), "", (bubble,))
 
 
-def _score_row(
-    later: AttentionHead, earlier: AttentionHead, sides: str
-) -> tuple[list[Node], list[Leg], tuple[int, int]]:
+def _score_row(later: _DrawnHead, earlier: _DrawnHead, sides: str) -> tuple[list[Node], list[Leg], tuple[int, int]]:
     """Return the row from the query's x to the key's x, and the nodes where the positions of query and key end.
 
     A side in `sides` reads the earlier head, without its bias: the constant coordinate belongs to the stream.
     """
-    (later_layer, h), earlier_layer = later, earlier[0]
+    later_layer, earlier_layer = later.layer, earlier.layer
     query, inner_q = _output_row(earlier, STEP, 0.0, first=1, mirrored=True) if "Q" in sides else ([], [])
     first = 1 + len(query)
-    row, inner = chain(query_key(later_layer, h, sides), later_layer.d_head, first * STEP, 0.0, first=first)
-    row = _numbered(row, 2)
+    pieces = query_key(later_layer, later.head, sides)
+    row, inner = later.labelled(chain(pieces, later_layer.d_head, first * STEP, 0.0, first=first))
     next_node = first + len(row)
     key, inner_k = _output_row(earlier, next_node * STEP, 0.0, first=next_node) if "K" in sides else ([], [])
     last = next_node + len(key)
@@ -277,7 +280,7 @@ def _score_row(
             )
             legs.append(Leg(end, len(nodes), "source", axes=(0, 1)))
             ends[side] = len(nodes)
-            nodes.append(Node("matrix", "A$^1$", (nodes[end].position[0], -_DROP)))
+            nodes.append(Node("matrix", earlier.pattern, (nodes[end].position[0], -_DROP)))
     if later_layer.rotary is not None:
         for side, end in enumerate(ends):
             x, y = nodes[end].position
@@ -289,21 +292,20 @@ def _score_row(
 
 
 def _value_row(
-    later: AttentionHead, earlier: AttentionHead, end: tuple[float, float], first: int, *, composed: bool
+    later: _DrawnHead, earlier: _DrawnHead, end: tuple[float, float], first: int, *, composed: bool
 ) -> tuple[list[Node], list[Leg]]:
     """Return the output row, left to right, ending in the node with the attended position."""
-    (later_layer, h), earlier_layer, (right_end, floor) = later, earlier[0], end
+    later_layer, earlier_layer, (right_end, floor) = later.layer, earlier.layer, end
     width, linear = (4, "V") if composed else (2, "")
-    pieces = output_value(later_layer, h, linear)
-    nodes, legs = chain(pieces, later_layer.d_value, right_end - width * STEP, floor, first=first)
-    nodes = _numbered(nodes, 2)
+    pieces = output_value(later_layer, later.head, linear)
+    nodes, legs = later.labelled(chain(pieces, later_layer.d_value, right_end - width * STEP, floor, first=first))
     axes = (1, 2) if composed else (1, 1)
     legs.append(Leg(first + 1, first + 2, "stream", read_stream(later_layer, "V", linear)[1], axes=axes))
     if not composed:
         return [*nodes, Node("tensor", read_stream(later_layer, "V")[0], (right_end, floor))], legs
     more, inner = _output_row(earlier, right_end - 2 * STEP, floor, first=first + 2)
     nodes = [*nodes, *more, Node("tensor", read_stream(earlier_layer, "V")[0], (right_end, floor))]
-    nodes.append(Node("matrix", "A$^1$", (right_end, floor + _DROP)))
+    nodes.append(Node("matrix", earlier.pattern, (right_end, floor + _DROP)))
     legs += [
         *inner,
         Leg(first + 3, first + 4, "stream", read_stream(earlier_layer, "V")[1], axes=(1, 1)),
@@ -313,15 +315,8 @@ def _value_row(
 
 
 def _output_row(
-    earlier: AttentionHead, x: float, y: float, *, first: int, mirrored: bool = False
+    earlier: _DrawnHead, x: float, y: float, *, first: int, mirrored: bool = False
 ) -> tuple[list[Node], list[Leg]]:
     """Return W_O W_V of the earlier head in a row; `mirrored` puts W_V first."""
-    layer, g = earlier
-    pieces = output_value(layer, g)
-    nodes, legs = chain(turned(pieces) if mirrored else pieces, layer.d_value, x, y, first=first)
-    return _numbered(nodes, 1), legs
-
-
-def _numbered(nodes: list[Node], layer: int) -> list[Node]:
-    """Return the nodes of weights with the number of their layer."""
-    return [replace(node, label=node.label.replace("$_", f"$^{layer}_")) for node in nodes]
+    pieces = output_value(earlier.layer, earlier.head)
+    return earlier.labelled(chain(turned(pieces) if mirrored else pieces, earlier.layer.d_value, x, y, first=first))

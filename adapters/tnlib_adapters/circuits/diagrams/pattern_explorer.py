@@ -21,7 +21,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._files import write_whole
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_list, as_target
+from tnlib._validate import as_array, as_list, as_target, is_list
 from tnlib_adapters.attention.validation import as_index
 
 _SCRIPT = Path(__file__).with_suffix(".js")
@@ -113,6 +113,10 @@ def explore_patterns(
     checked = [as_array("explore_patterns", f"patterns[{k}]", layer, ndim=3) for k, layer in enumerate(layers)]
     for k, layer in enumerate(checked):
         _check(k, layer, n)
+    if not is_list(head) or len(head) != 2:
+        raise ArgumentTypeError(
+            f"explore_patterns: head must be (layer, head), got {head!r:.80}; pass for example (0, 3)."
+        )
     chosen = as_index("explore_patterns", "layer of head", head[0], len(checked))
     first = as_index("explore_patterns", "head", head[1], len(checked[chosen]))
     data = {

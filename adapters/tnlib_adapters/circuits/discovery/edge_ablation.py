@@ -167,21 +167,22 @@ class GatedModel:
         scratch = values.delta.copy()
         return np.array([self._loss_without(group, values, scratch) for group in groups])
 
-    def first_order(self, gates: Array) -> Array:
-        """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative."""
+    def first_order(self, gates: Array, *, by_position: bool = False) -> Array:
+        """Return the first-order increase of the loss from closing each gate, (edges,): minus the derivative.
+
+        With `by_position`, (edges, n): the parts of the positions of the reader.
+        """
         values = self._pass(self._matrix(gates), run=GatedLayer.differentiate)
-        return self._slopes(values, values.delta)
+        return self._slopes(values, values.delta, by_position=by_position)
 
     def first_order_between(self, fraction: float, *, by_position: bool = False) -> Array:
         """Return first-order effects (edges,) with the gradients of a run between the replaced and the given values.
 
         The model runs on embeddings that are this fraction of the way from the replaced ones to those of the tokens.
-        For "zero" all gates are at this fraction instead: norms do not see the scale of an embedding. With
-        `by_position`, (edges, n): the parts of the positions of the reader.
+        For "zero" all gates are at this fraction instead: norms do not see the scale of an embedding.
         """
         if self._replaced is None:
-            values = self._pass(self._matrix(np.full(len(self.edges), fraction)), run=GatedLayer.differentiate)
-            return self._slopes(values, values.delta, by_position=by_position)
+            return self.first_order(np.full(len(self.edges), fraction), by_position=by_position)
         replaced = self._replaced[: len(self._embedded)]
         embedded = (replaced + fraction * (self._embedded - replaced)).astype(self._embedded.dtype)
         delta = self._forward(np.ones(len(self.edges))).delta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from tnlib._validate import as_count, as_flag, as_real, is_list, is_one_of
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, as_ablation
-from tnlib_adapters.circuits.discovery.term_searches import FRACTIONS_OF_RUNS, integrated_effects
+from tnlib_adapters.circuits.discovery.term_searches import integrated_effects
 from tnlib_adapters.result_table import Columns, Table, descending
 
 _SHOWN = 10  # edges listed by repr
@@ -190,12 +191,11 @@ def edge_effects(
     """
     count = None if n_measured is None else as_count("edge_effects", "n_measured", n_measured, least=0)
     gated = GatedModel(model, tokens, mask, "edge_effects", as_ablation("edge_effects", ablation))
-    gates, parts = np.ones(len(gated.names)), None
-    if as_flag("edge_effects", "by_position", by_position):
-        parts = np.mean([gated.first_order_between(at, by_position=True) for at in FRACTIONS_OF_RUNS], axis=0)
-    integrated = integrated_effects(gated) if parts is None else parts.sum(axis=1)
+    gates, split = np.ones(len(gated.names)), as_flag("edge_effects", "by_position", by_position)
     loss, first_order = gated.loss(gates), gated.first_order(gates)
+    parts = integrated_effects(partial(gated.first_order_between, by_position=split))  # edge, and position if split
+    integrated = parts.sum(axis=1) if split else parts
     chosen = np.argsort(-np.abs(integrated), kind="stable")[:count]
     measured = np.full(len(gates), np.nan)
     measured[chosen] = gated.losses_without(gates, chosen) - loss
-    return EdgeEffects(gated.names, first_order, integrated, measured, loss, parts)
+    return EdgeEffects(gated.names, first_order, integrated, measured, loss, parts if split else None)

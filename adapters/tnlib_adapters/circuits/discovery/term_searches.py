@@ -15,7 +15,7 @@ from tnlib._typing import Array
 By = Literal["greedy", "gradient", "acdc", "attribution", "integrated"]
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all terms, sizes of circuits in MIB
-FRACTIONS_OF_RUNS = (0.1, 0.3, 0.5, 0.7, 0.9)  # midpoints of the integral of gradients: more change the ranking little
+_ON_THE_WAY = (0.1, 0.3, 0.5, 0.7, 0.9)  # midpoints of the integral of gradients: more change the ranking little
 _HALVINGS = 12  # thresholds that ACDC tries, before a threshold of zero
 _MANY = 10_000  # terms of a search that takes so long that its cost is logged before it starts
 _LOG = logging.getLogger(__name__)
@@ -157,13 +157,13 @@ def _sweep(model: Gated, limit: float, threshold: float) -> Pruned | None:
     return pruned
 
 
-def integrated_effects(model: Gated) -> Array:
-    """Return first-order effects averaged over runs 0.1, 0.3, ..., 0.9 of the way to the model, (terms,).
+def integrated_effects(first_order_between: Callable[[float], Array]) -> Array:
+    """Return first-order effects averaged over runs 0.1, 0.3, ..., 0.9 of the way to the model, (terms, ...).
 
     Where these runs have all gates at that fraction, the sum over terms is the midpoint rule for the difference of the
     loss between no terms and all of them.
     """
-    return np.asarray(np.mean([model.first_order_between(fraction) for fraction in FRACTIONS_OF_RUNS], axis=0))
+    return np.asarray(np.mean([first_order_between(fraction) for fraction in _ON_THE_WAY], axis=0))
 
 
 def _by_attribution(model: Gated, limit: float) -> Pruned:
@@ -171,7 +171,7 @@ def _by_attribution(model: Gated, limit: float) -> Pruned:
 
 
 def _by_integration(model: Gated, limit: float) -> Pruned:
-    return _of_largest(model, integrated_effects(model), limit)
+    return _of_largest(model, integrated_effects(model.first_order_between), limit)
 
 
 def _of_largest(model: Gated, effects: Array, limit: float) -> Pruned:

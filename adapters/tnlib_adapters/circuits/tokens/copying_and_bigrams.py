@@ -151,6 +151,12 @@ class CopyingScores(HeadTable):
     _SCORES = ("embeddings", "first_layer")
 
     @property
+    def by_inputs(self) -> dict[str, Array]:
+        """The scores that were asked for, by the inputs of the heads in words."""
+        named = {"embeddings": self.embeddings, "streams after layer 0": self.first_layer}
+        return {inputs: scores for inputs, scores in named.items() if scores is not None}
+
+    @property
     def _title(self) -> str:
         return f"Copying scores of {next(iter(self._scores().values())).size} heads by their inputs, from -1 to 1"
 
@@ -350,7 +356,7 @@ def bigrams(
     block = max(1, _CELLS // len(words))
     for start in range(0, len(chosen), block):
         part = slice(start, start + block)
-        successors[part], probabilities[part] = _likeliest(_logits(words, chosen[part]), k)
+        successors[part], probabilities[part] = likeliest(_logits(words, chosen[part]), k)
     return Bigrams(chosen, successors, probabilities, words)
 
 
@@ -362,7 +368,7 @@ def _logits(words: Vocabulary, tokens: Array) -> Array:
     return logits if words.cap is None else words.cap * np.tanh(logits / words.cap)
 
 
-def _likeliest(logits: Array, k: int) -> tuple[Array, Array]:
+def likeliest(logits: Array, k: int) -> tuple[Array, Array]:
     """Return the tokens of the k largest logits of each row, descending, and their softmax probabilities.
 
     Overwrites the logits. They lie in the k groups of tokens with the largest maxima, so that few are sorted.

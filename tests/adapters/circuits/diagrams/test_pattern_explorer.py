@@ -86,6 +86,8 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
         explore_patterns([of_layers[0][0]], ["a", "b", "c"])
     with refused(ValueError, "explore_patterns: layer of head must"):
         explore_patterns(of_layers, ["a", "b", "c"], head=(2, 0))
+    with refused(TypeError, "explore_patterns: head must be (layer, head), got 3"):
+        explore_patterns(of_layers, ["a", "b", "c"], head=3)  # type: ignore[arg-type]
     with refused(TypeError, "explore_patterns: names must be strings", "got int"):
         explore_patterns(of_layers, [1, 2, 3])  # type: ignore[list-item]
     with refused(TypeError, "explore_patterns: names must be a non-empty sequence of strings, got NoneType"):
