@@ -35,7 +35,7 @@ LAYERS = [
     ["tnlib.io"],
     ["tnlib.interop"],
     ["tnlib"],
-    ["tnlib_adapters.data", "tnlib_adapters.interop", "tnlib_adapters.result_table"],
+    ["tnlib_adapters.data", "tnlib_adapters.html_page", "tnlib_adapters.interop", "tnlib_adapters.result_table"],
     ["tnlib_adapters.architectures"],
     ["tnlib_adapters.files"],
     ["tnlib_adapters.factors"],

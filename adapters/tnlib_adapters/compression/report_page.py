@@ -1,11 +1,8 @@
-"""Files of a compression report: JSON, an HTML page with figures, a note in the model card; elements of such pages."""
+"""Files of a compression report: JSON, an HTML page with figures, a note in the model card."""
 
 from __future__ import annotations
 
 import html
-import io
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,41 +13,13 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report import INT8, Report, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.files.folder import NOTE, split_card
+from tnlib_adapters.html_page import page, svg, write_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PREDICTED, _MEASURED = "#3b6ea5", "#c8553d"  # colours of errors
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } th, td { padding: .2rem .9rem .2rem 0; text-align: right }
-th:first-child, td:first-child { text-align: left } thead th { border-bottom: 1px solid #999 }
-svg { max-width: 100%; height: auto } p { max-width: 46rem }
-"""
-
-
-def page(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return an HTML page; `title` is escaped here, `body` must be escaped by the caller."""
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head += f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style>"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>\n' + "\n".join(body) + "\n</body></html>\n"
-
-
-def svg(figure: Figure, name: str) -> str:
-    """Return a figure as an svg element whose ids start with `name`, which must be unique on the page."""
-    import matplotlib as mpl
-
-    out = io.StringIO()
-    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({"svg.hashsalt": "tnlib"}):  # reproducible ids
-        figure.savefig(out, format="svg", metadata=no_metadata)
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an unused id
-    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in referenced else "", text)
-    return re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
 
 
 def write_report(report: Report, out: Path) -> None:
@@ -212,17 +181,10 @@ def error_maps(report: Report) -> Figure:
         image = ax.imshow(errors, vmin=0, vmax=top)
         ax.set(title=f"{name.upper()} operators", xlabel="head", xticks=range(n_heads), yticks=range(n_layers))
         if n_layers * n_heads <= 200:
-            _write_values(ax, errors, top)
+            write_values(image, errors)
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes, label="relative error", shrink=0.9)
     return figure
-
-
-def _write_values(ax: Axes, values: Any, top: float) -> None:
-    for (row, column), value in np.ndenumerate(values):
-        dark = value < 0.6 * top
-        label = f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
-        ax.text(column, row, label, ha="center", va="center", color="white" if dark else "black", fontsize=8)
 
 
 def error_curve(report: Report) -> Figure:

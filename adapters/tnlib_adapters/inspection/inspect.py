@@ -14,11 +14,11 @@ from tnlib._validate import as_path
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_one_stream, open_checkpoint
 from tnlib_adapters.compression.progress import Progress, quiet
-from tnlib_adapters.compression.report_page import page as html_page
-from tnlib_adapters.compression.report_page import svg
 from tnlib_adapters.compression.text import read_text
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
+from tnlib_adapters.html_page import page as html_page
+from tnlib_adapters.html_page import svg
 from tnlib_adapters.inspection import PAGE
 from tnlib_adapters.inspection.findings import findings
 from tnlib_adapters.inspection.measure import Inspection, measure, own_tokens, read_tokens

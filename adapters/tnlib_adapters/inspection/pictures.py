@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.circuits.heads.head_detectors import HeadKind
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
+from tnlib_adapters.html_page import write_values
 from tnlib_adapters.inspection.head_measurements import Readings, Spectra
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
         ax.set(title=name, xlabel="head", ylabel="layer", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
         figure.colorbar(image, ax=ax, label=label)
         if n_layers * n_heads <= _MOST_VALUES:
-            _write_values(ax, image, values)
+            write_values(image, values)
     for ax in axes[len(maps) :]:
         ax.set_visible(False)
     return figure
@@ -146,14 +147,3 @@ def _at(distance: int | None) -> str:
 
 def _ticks(count: int) -> range:
     return range(0, count, 1 if count <= 16 else 2 if count <= 32 else 4)
-
-
-def _write_values(ax: Axes, image: Any, values: Array) -> None:
-    """Write every value, in white on dark cells."""
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
-            label = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
-            ax.text(column, row, label.replace("0.", "."), ha="center", va="center", fontsize=8,
-                    color="white" if dark else "black")  # fmt: skip

@@ -128,7 +128,7 @@ def test_terms_of_one_head_and_query_take_their_own_memory_alone(
     layer.pattern_terms(head=1, query=5)
     assert tracemalloc.get_traced_memory()[1] < 2.5 * whole < 36 * whole
     tracemalloc.stop()
-    monkeypatch.setattr(attention_terms, "_LARGEST_TERMS", 10**6)
+    monkeypatch.setattr(attention_terms, "LARGEST_TERMS", 10**6)
     for name in ("score_terms", "pattern_terms"):
         with refused(ValueError, f"OpenLayer.{name}: terms must take at most", "pass head and query"):
             getattr(layer, name)()

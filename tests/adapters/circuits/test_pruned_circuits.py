@@ -312,7 +312,7 @@ class Costs:
 
 
 def test_long_searches_say_how_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(term_searches, "_MANY", 15)
+    monkeypatch.setattr(term_searches, "MANY", 15)
     for by, least in (("greedy", 20), ("acdc", None), ("integrated", None)):
         caplog.clear()
         pruned = term_searches.prune(Costs(np.arange(10.0)), 6.0, by)  # type: ignore[arg-type]

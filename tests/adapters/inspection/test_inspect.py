@@ -28,6 +28,7 @@ from tnlib_adapters.inspection.head_measurements import gauge_report
 from tnlib_adapters.inspection.inspect import page_of
 from tnlib_adapters.inspection.measure import TokenSequence, n_shown, read_tokens
 from tnlib_adapters.reference.model import run
+from tnlib_adapters.reference.weights import read_weights
 
 import tnlib
 
@@ -145,10 +146,10 @@ def check_text(part: str) -> str:
 @pytest.mark.parametrize("model", mostly_slow(["builtin", "llama"], ["builtin"]))
 def test_patterns_are_those_of_the_model(model: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(model)
-    seen = run(found.checkpoint, found.tokens.ids)
+    seen = run(read_weights(found.checkpoint, dtype=np.float32), found.tokens.ids)  # the precision of the page
     assert len(found.patterns) == found.checkpoint.n_layers
     for mine, own in zip(found.patterns, seen.patterns, strict=True):
-        np.testing.assert_allclose(mine, own[0], rtol=0, atol=1e-5)  # the page runs the model in single precision
+        np.testing.assert_array_equal(mine, own[0])
     if model == "builtin":
         n = len(found.tokens.ids)
         np.testing.assert_array_equal(found.tokens.ids[: n // 2], found.tokens.ids[n // 2 :])

@@ -37,7 +37,7 @@ from tnlib.linalg.threads import single_threaded_blas
 _FIRST_WIDTH = 16  # columns of the first sketch under a tolerance
 _OVERSAMPLING = 10  # columns more than `max_rank` at least, and half of it
 _GROWTH = 4  # of a sketch that missed the tolerance
-_LEAST_SAVING = 2  # ranks per column of a sketch; with fewer, rounding was faster for 1 to 10 terms of ranks 10 to 200
+LEAST_SAVING = 2  # ranks per column of a sketch; with fewer, rounding was faster for 1 to 10 terms of ranks 10 to 200
 _SKETCH_SHARE = 0.7  # of rtol that a sketch may leave out
 _STANDARD_ERRORS = 2.0  # added to the estimate
 
@@ -132,7 +132,7 @@ def _project_within(
     if max_rank is not None:
         cap = min(cap, max_rank + max(_OVERSAMPLING, max_rank // 2))
     width = cap if rtol is None else min(cap, _FIRST_WIDTH)
-    while _LEAST_SAVING * width <= ranks:
+    while LEAST_SAVING * width <= ranks:
         projection, lost = project_on_sketch(terms, width, rng)
         total = math.hypot(norm(projection.cores[-1]), lost)
         if rtol is None or width == cap or lost <= _SKETCH_SHARE * rtol * total:

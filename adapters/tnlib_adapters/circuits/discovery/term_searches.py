@@ -17,7 +17,7 @@ By = Literal["greedy", "gradient", "acdc", "attribution", "integrated"]
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of all terms, sizes of circuits in MIB
 _ON_THE_WAY = (0.1, 0.3, 0.5, 0.7, 0.9)  # midpoints of the integral of gradients: more change the ranking little
 _HALVINGS = 12  # thresholds that ACDC tries, before a threshold of zero
-_MANY = 10_000  # terms of a search that takes so long that its cost is logged before it starts
+MANY = 10_000  # terms of a search that takes so long that its cost is logged before it starts
 _LOG = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class Pruned:
 def prune(model: Gated, limit: float, by: By) -> Pruned:
     """Remove terms while the loss stays at most `limit`."""
     least = _LEAST_EVALUATIONS.get(by, 0) * len(model.names)
-    if least > _MANY:
+    if least > MANY:
         _LOG.warning("search %r of %d terms: at least %d evaluations of the loss", by, len(model.names), least)
     return _SEARCHES[by](model, limit)
 

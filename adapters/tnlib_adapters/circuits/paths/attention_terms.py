@@ -29,7 +29,7 @@ from tnlib_adapters.circuits.paths.stream_parts import StreamParts, n_attention_
 from tnlib_adapters.frozen.frozen_heads import FrozenNorm
 from tnlib_adapters.reference.weights import Weights, as_weights
 
-_LARGEST_TERMS = 2**31  # bytes of all score terms
+LARGEST_TERMS = 2**31  # bytes of all score terms
 Names = Sequence[str] | None
 Method = Literal["ablation", "path_integral"]
 NAMES = ("direct", "first", "second", "Q", "K", "V", "QK", "QV", "KV", "QKV")
@@ -150,9 +150,9 @@ class OpenLayer:
             )
         )
         n_bytes = 8 * n_parts**2 * len(heads) * len(queries) * n
-        if n_bytes > _LARGEST_TERMS:
+        if n_bytes > LARGEST_TERMS:
             raise ArgumentError(
-                f"{function}: terms must take at most {_LARGEST_TERMS / 2**30:.0f} GiB, got {n_bytes / 2**30:.1f} GiB "
+                f"{function}: terms must take at most {LARGEST_TERMS / 2**30:.0f} GiB, got {n_bytes / 2**30:.1f} GiB "
                 f"for {n_parts} parts; pass head and query, or merge parts by StreamParts.merge."
             )
         return heads, queries

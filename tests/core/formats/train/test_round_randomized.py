@@ -32,7 +32,7 @@ def total(terms: list[tnlib.TensorTrain]) -> np.ndarray:
 @pytest.fixture(autouse=True)
 def _sketches_of_small_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sketch small trains too, for which rounding is faster."""
-    monkeypatch.setattr("tnlib.formats.train.round_randomized._LEAST_SAVING", 0)
+    monkeypatch.setattr("tnlib.formats.train.round_randomized.LEAST_SAVING", 0)
 
 
 @oracles.each_dtype
