@@ -6,7 +6,7 @@ A GPT-2 of four layers of the usual width (768, 12 heads) with made-up weights i
 do not depend on what weights say. Its vocabulary is small, so that the attention is a third of it. CP is left out by
 default: it takes minutes to fit. One thread. Times are ratios, factored to dense, of rounds in which one runs right
 after the other: the median of all rounds and the half of them in the middle. A second table has factors in integers,
-in bfloat16: the time of a written token, in CPU seconds, as loaded, with a dequantized copy and with packed kernels.
+the time of a written token, in CPU seconds, as loaded and with a dequantized copy.
 Prints two Markdown tables; docs/compress.md holds one such run.
 """
 
@@ -79,13 +79,11 @@ def measure(folder: Path) -> str:
 def integers(folder: Path) -> str:
     """Return the cells of one row of factors in integers: times of a written token relative to the dense model."""
     import torch
-    from tnlib_adapters.transformers_plugin import keep_dequantized, use_packed_kernels
+    from tnlib_adapters.transformers_plugin import keep_dequantized
     from transformers import AutoModelForCausalLM
 
-    as_loaded, by_copy, by_kernel = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval() for _ in range(3)
-    )
-    models = [copy.deepcopy(as_loaded).dequantize(), as_loaded, by_copy, use_packed_kernels(by_kernel)]
+    as_loaded, by_copy = (AutoModelForCausalLM.from_pretrained(folder).eval() for _ in range(2))
+    models = [copy.deepcopy(as_loaded).dequantize(), as_loaded, by_copy]
     keep_dequantized(by_copy)
     ids = torch.arange(8)[None]
     options = {"max_new_tokens": N_NEW, "min_new_tokens": N_NEW, "do_sample": False, "pad_token_id": 0}
@@ -122,7 +120,7 @@ def main(keeps: tuple[float, ...], methods: tuple[str, ...], stores: tuple[str, 
                 out = Path(scratch) / f"{method}-{keep}"
                 compress(Path(scratch) / "in", out, Budget(keep=keep), method=method, what="attention")
                 print(f"| {method} | {keep} | {measure(out)} |", flush=True)
-        print("\n| integers | keep | as loaded | `keep_dequantized` | `use_packed_kernels` |\n|---|---|---|---|---|")
+        print("\n| integers | keep | as loaded | `keep_dequantized` |\n|---|---|---|---|")
         for store in stores:
             for keep in (1.0, *keeps):
                 out = Path(scratch) / f"{store}-{keep}"

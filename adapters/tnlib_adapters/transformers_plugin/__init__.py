@@ -9,7 +9,7 @@ from tnlib_adapters.transformers_plugin.contracted_linear import ContractedLinea
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_modules import keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.indexed_linear import InterpolativeLinear  # noqa: E402
-from tnlib_adapters.transformers_plugin.inference_layers import use_linear_layers, use_packed_kernels  # noqa: E402
+from tnlib_adapters.transformers_plugin.inference_layers import use_linear_layers  # noqa: E402
 from tnlib_adapters.transformers_plugin.quantizer import TnlibConfig, TnlibQuantizer  # noqa: E402
 
 __all__ = [
@@ -20,5 +20,4 @@ __all__ = [
     "TnlibQuantizer",
     "keep_dequantized",
     "use_linear_layers",
-    "use_packed_kernels",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tnlib import CP, SVD, ArgumentError, LowRank, TTMatrix, Tucker
 from tnlib._validate import is_list
-from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
     FactoredLinear,
@@ -161,11 +160,6 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         """Return the multiplications of both orders."""
         return self._cost
 
-    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
-        """Return the factors in integers that rows are multiplied by as they are."""
-        formats = {n: (self._shapes[n], form) for n, form in self._formats.items() if n in self.network.axes}
-        return formats if self.is_chain else {}
-
     def look_up(self, ids: Tensor) -> Tensor:
         """Return rows of W."""
         if not self.is_chain:
@@ -177,7 +171,7 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         """Return y W^T."""
         if not self.is_chain:
             return super().transposed_product(y)
-        return reduce(torch.matmul, (self.part(name).mT for name in reversed([*self.network.axes])), y)
+        return reduce(partial(self.times, transposed=True), reversed([*self.network.axes]), y)
 
     def _multiplied(
         self, t: Tensor, axes: Axes, steps: Sequence[_Step], dtype: torch.dtype | None = None

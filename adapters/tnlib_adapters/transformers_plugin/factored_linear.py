@@ -3,8 +3,8 @@
 A layer multiplies by one factor after the other. For many rows it is cheaper to multiply the factors out first; `cost`
 counts the multiplications of both ways, and the cheaper one is taken. Gradients reach the factors on either.
 
-Factors in integers of 2 to 8 bits are dequantized in every call; `keep_values` keeps a dequantized copy instead, and
-`add_kernel` a packed copy for a kernel that multiplies by integers.
+Few rows are multiplied by factors in integers as they are, on the CPU and without gradients. Otherwise integers are
+dequantized in every call; `keep_values` keeps a dequantized copy instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, Tucker
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
-from tnlib_adapters.factors.integers import IntegerFormat, period
+from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, few_times
 
 Factors = Mapping[str, Tensor]
 
@@ -171,7 +172,7 @@ class FactoredLinear(nn.Module, ABC):
         factor, scale = self.held(name)
         if scale is None:
             return factor if dtype is None else factor.to(dtype)
-        values: Tensor | None = getattr(self.home, _values_name(self._names[name]), None)
+        values = self._kept(name)
         if values is not None and dtype is None:
             return values
         form, shape = self._formats[name], self._shapes[name]
@@ -200,33 +201,29 @@ class FactoredLinear(nn.Module, ABC):
             return nn.functional.embedding(ids, factor).to(scale.dtype) * scale
         return nn.functional.embedding(ids, self.part(name))
 
+    def _kept(self, name: str) -> Tensor | None:
+        """Return the dequantized copy of a part, if there is one."""
+        return getattr(self.home, _values_name(self._names[name]), None)
+
     def keep_values(self, *, keep: bool = True) -> None:
         """Keep the dequantized values of integers in memory, or drop them; changes of scales do not reach them."""
         for name, parameter in self._names.items():
             if name in self._formats and not keep:
                 self.home.register_buffer(_values_name(parameter), None, persistent=False)
-            elif name in self._formats and getattr(self.home, _values_name(parameter), None) is None:
+            elif name in self._formats and self._kept(name) is None:
                 with torch.no_grad():
                     values = self.part(name).contiguous()
                 self.home.register_buffer(_values_name(parameter), values, persistent=False)
 
-    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
-        """Return shapes and formats of the parts in integers that `product` multiplies its input by, (in, out)."""
-        return {}
-
-    def add_kernel(self, name: str, kernel: nn.Module) -> None:
-        """Multiply by a part with this module, where it `takes` the input."""
-        self.home.add_module(_kernel_name(self._names[name]), kernel)
-
-    def kernel(self, name: str, x: Tensor) -> nn.Module | None:
-        """Return the module that multiplies this input by a part, if there is one."""
-        kernel: Any = getattr(self.home, _kernel_name(self._names[name]), None)
-        return kernel if kernel is not None and kernel.takes(x) else None
-
-    def times(self, x: Tensor, name: str) -> Tensor:
-        """Return x times a part (in, out)."""
-        kernel = self.kernel(name, x)
-        return x @ self.part(name) if kernel is None else kernel(x)
+    def times(self, x: Tensor, name: str, *, transposed: bool = False) -> Tensor:
+        """Return x times a part of two axes, or times its transpose."""
+        factor, scale = self.held(name)
+        if scale is not None and self._kept(name) is None:
+            y = few_times(x, factor, scale, self._formats[name], transposed=transposed)
+            if y is not None:
+                return y
+        values = self.part(name)
+        return x @ (values.mT if transposed else values)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the rows W[ids], (..., out_features)."""
@@ -258,10 +255,6 @@ def _values_name(parameter: str) -> str:
     return f"{parameter}_values"
 
 
-def _kernel_name(parameter: str) -> str:
-    return f"{parameter}_kernel"
-
-
 def as_dense(layer: Any, like: Tensor) -> nn.Linear:
     """Return a dense layer of the same function as a layer with a `matrix`, multiplied out in float64."""
     wide = torch.complex128 if like.is_complex() else torch.float64
@@ -290,34 +283,3 @@ def must_agree(size: int, other: int) -> None:
     """Raise `ValueError` unless two contracted axes have equal sizes."""
     if size != other:
         raise ValueError(f"contracted axes have sizes {size} and {other}")
-
-
-def dequantized(
-    codes: Tensor, scales: Tensor, form: IntegerFormat, axis: int, length: int, dtype: torch.dtype
-) -> Tensor:
-    """Return the values of stored codes, whose groups lie along an axis of the result of this length.
-
-    Packed codes are (other axes, bytes), others of the shape of the array; scales have as many entries along the axis
-    as groups.
-    """
-    if form.n_groups(length) == 1 and not form.is_packed:
-        return codes.to(dtype) * scales.to(dtype)
-    rows = unpacked(codes, form.bits)[..., :length] if form.is_packed else codes.movedim(axis, -1)
-    values, of_rows = rows.to(dtype) - form.centre, scales.to(dtype).movedim(axis, -1)
-    if form.n_groups(length) > 1:
-        of_rows = of_rows.repeat_interleave(form.group, -1)[..., :length]
-    return (values * of_rows).movedim(-1, axis)
-
-
-def unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of packed bytes, (..., 8 n) from (..., bits n)."""
-    n_codes, n_bytes = period(bits)
-    blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // n_bytes, n_bytes)
-    codes = []
-    for k in range(n_codes):
-        byte, shift = divmod(bits * k, 8)
-        code = blocks[..., byte] >> shift
-        if shift + bits > 8:
-            code = code | (blocks[..., byte + 1] << (8 - shift))
-        codes.append(code & (2**bits - 1))
-    return torch.stack(codes, -1).flatten(-2)

@@ -10,14 +10,12 @@ Projections with a rank per head use the first r of the d_head inner dimensions 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tnlib_adapters.factors.expansion import places
-from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.transformers_plugin.factored_linear import (
     Borrowed,
     FactoredLinear,
@@ -72,10 +70,6 @@ class InterpolativeLinear(FactoredLinear):
         """Return x W."""
         return self._through(x, add_bias=False)
 
-    def multiplied_integers(self) -> dict[str, tuple[tuple[int, ...], IntegerFormat]]:
-        """Return the rows of L without units, and R, as far as they are in integers."""
-        return {name: (self._shapes[name], form) for name, form in self._formats.items()}
-
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W."""
         return (self.left_factor(dtype) @ self.part("right", dtype))[: self.in_features]  # m [r], [r] n
@@ -127,14 +121,10 @@ class InterpolativeLinear(FactoredLinear):
         if self._bias_unit is not None:
             ones = units.new_full((len(rows),), float(add_bias))
             units = units.select_scatter(ones, 1, self._bias_unit)
-        kernel = self.kernel("left", rows)
-        if kernel is not None:  # a row of `left` that is the bias meets a column of ones
-            others = functional.pad(gathered[:, :n_others], (0, n_left - n_others), value=float(add_bias))
-            return units + cast(Tensor, kernel(others))
-        left = self.part("left")
-        if add_bias and n_others < n_left:
-            units = units + left[-1]
-        return torch.addmm(units, gathered[:, :n_others], left[:n_others])  # b r, b [m - r], [m - r] r
+        others = gathered[:, :n_others]
+        if n_others < n_left:  # the last row of `left` is the bias
+            others = functional.pad(others, (0, 1), value=float(add_bias))
+        return units + self.times(others, "left")  # b r, b [m - r], [m - r] r
 
     @property
     def _bias_unit(self) -> int | None:

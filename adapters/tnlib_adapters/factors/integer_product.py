@@ -1,0 +1,160 @@
+"""Values of a matrix in integers, and its products with few vectors, without a dequantized copy.
+
+A product with one vector reads the matrix once and is bound by memory, and integers are a fraction of the bytes of
+floats. Rows are unpacked one at a time, in the cache. More vectors are multiplied faster by BLAS, with the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib.linalg.kernels import inlined, kernel
+from tnlib_adapters.factors.integers import IntegerFormat
+
+Width: TypeAlias = tuple[int, ...]
+Stored: TypeAlias = tuple[Array, Width, Any, Array, int, Array]  # arguments of the kernels
+
+
+def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
+    """Return the values of a matrix (m, n) in integers whose groups lie along its rows.
+
+    Parameters
+    ----------
+    stored
+        Codes as stored: (m, bytes) uint8 if they are packed, (m, n) int8 otherwise. In C order.
+    scales
+        (m, groups) float32.
+    form
+        Bits and groups.
+    n
+        Length of a row.
+
+    Returns
+    -------
+    Array
+        (m, n) float32.
+
+    Examples
+    --------
+    >>> from tnlib_adapters.factors.integers import pack
+    >>> stored = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1)
+    >>> row_values(stored, np.ones((1, 1), np.float32), IntegerFormat(2, axis=1), 3).tolist()
+    [[-1.5, 1.5, -0.5]]
+    """
+    values = np.empty((len(stored), n), np.float32)
+    _values(*_arguments(stored, scales, form, n), values)
+    return values
+
+
+def times_rows(x: Array, stored: Array, scales: Array, form: IntegerFormat) -> Array:
+    """Return x A^T, (vectors, m) float32, for x (vectors, n) float32 and the matrix A (m, n) of `row_values`.
+
+    >>> stored = np.array([[1, 2], [3, 4]], np.int8)
+    >>> times_rows(np.ones((1, 2), np.float32), stored, np.ones((2, 1), np.float32), IntegerFormat(8, axis=1)).tolist()
+    [[3.0, 7.0]]
+    """
+    y = np.empty((len(x), len(stored)), np.float32)
+    _dot_products(*_arguments(stored, scales, form, x.shape[1]), x, y)
+    return y
+
+
+def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
+    """Return x A, (vectors, n) float32, for x (vectors, m) float32 and the matrix A (m, n) of `row_values`.
+
+    >>> stored, ones = np.array([[1, 2], [3, 4]], np.int8), np.ones((2, 1), np.float32)
+    >>> times_columns(ones.T, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
+    [[4.0, 6.0]]
+    """
+    y = np.zeros((len(x), n), np.float32)
+    _add_rows(*_arguments(stored, scales, form, n), x, y)
+    return y
+
+
+def _width(form: IntegerFormat) -> Width:
+    """Return a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in."""
+    return (0,) * form.bits if form.is_packed else ()
+
+
+def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Stored:
+    """Return stored codes, width, code of 0, scales, numbers of a group, and room for the codes of a row."""
+    if not form.is_packed:
+        stored = stored.view(np.uint8)
+    centre = np.float32(form.centre if form.is_packed else 128)
+    group = form.group if form.n_groups(n) > 1 else max(n, 1)
+    return stored, _width(form), centre, scales, group, np.empty(-(-n // 8), np.uint64)
+
+
+@inlined
+def _codes(stored: Array, width: Width, words: Array) -> Array:
+    """Return the codes of a row, one in a byte.
+
+    Of packed codes, 8 are spread over the halves of a word, then over their halves, and so on; the shifts are the same
+    for all words, so that several words are done at once. Those of int8 become unsigned, 128 for 0.
+    """
+    if len(width) == 0:
+        codes = words.view(np.uint8)
+        for j in range(len(stored)):
+            codes[j] = stored[j] ^ np.uint8(128)
+        return codes
+    bits = np.uint64(len(width))
+    one = np.uint64(1)
+    half = (one << (4 * bits)) - one
+    quarter = ((one << (2 * bits)) - one) * np.uint64(0x0000000100000001)
+    eighth = ((one << bits) - one) * np.uint64(0x0001000100010001)
+    for k in range(len(words)):
+        word = np.uint64(0)
+        for byte in range(len(width)):
+            word |= np.uint64(stored[len(width) * k + byte]) << np.uint64(8 * byte)
+        word = (word & half) | ((word >> (4 * bits)) & half) << np.uint64(32)
+        word = (word & quarter) | ((word >> (2 * bits)) & quarter) << np.uint64(16)
+        words[k] = (word & eighth) | ((word >> bits) & eighth) << np.uint64(8)
+    return words.view(np.uint8)
+
+
+@kernel
+def _values(
+    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, values: Array
+) -> None:
+    """Set values[i, j] to the entries."""
+    for i in range(len(stored)):
+        codes = _codes(stored[i], width, words)
+        for g in range(scales.shape[1]):
+            own, out = codes[g * group : (g + 1) * group], values[i, g * group : (g + 1) * group]
+            for j in range(len(out)):
+                out[j] = (np.float32(own[j]) - centre) * scales[i, g]
+
+
+@kernel
+def _dot_products(
+    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
+) -> None:
+    """Set y[v, i] to the sum over j of x[v, j] times entry (i, j)."""
+    for i in range(len(stored)):
+        codes = _codes(stored[i], width, words)
+        for v in range(len(x)):
+            total = np.float32(0)
+            for g in range(scales.shape[1]):
+                own, inputs = codes[g * group : (g + 1) * group], x[v, g * group : (g + 1) * group]
+                part = np.float32(0)
+                for j in range(len(inputs)):
+                    part += (np.float32(own[j]) - centre) * inputs[j]
+                total += scales[i, g] * part
+            y[v, i] = total
+
+
+@kernel
+def _add_rows(
+    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
+) -> None:
+    """Add the sum over i of x[v, i] times entry (i, j) to y[v, j]."""
+    for i in range(len(stored)):
+        codes = _codes(stored[i], width, words)
+        for v in range(len(x)):
+            for g in range(scales.shape[1]):
+                own, sums = codes[g * group : (g + 1) * group], y[v, g * group : (g + 1) * group]
+                factor = x[v, i] * scales[i, g]
+                for j in range(len(sums)):
+                    sums[j] += factor * (np.float32(own[j]) - centre)

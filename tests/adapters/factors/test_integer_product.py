@@ -1,0 +1,39 @@
+"""Values of stored integers and products with them, beside numpy's with the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import normal
+from slow_cases import mostly_slow
+from tnlib_adapters.factors.integer_product import row_values, times_columns, times_rows
+from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest
+
+
+@pytest.mark.parametrize("bits", mostly_slow(BITS, quick=(3, 4, 8)))  # kernels of each width are compiled
+@given(
+    group=st.sampled_from([0, 8, 20, 64]),
+    has_zero=st.booleans(),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 150)),
+    n_vectors=st.integers(1, 3),
+)
+def test_values_and_products_of_stored_integers(
+    bits: int, group: int, has_zero: bool, shape: tuple[int, int], n_vectors: int
+) -> None:
+    m, n = shape
+    form = IntegerFormat(bits, axis=1, group=group, has_zero=has_zero)
+    matrix = round_to_nearest(normal(shape, seed=0).astype(np.float32), form, search=False)
+    stored = matrix.stored(), matrix.scales, form
+    assert np.array_equal(row_values(*stored, n), matrix.values())
+    values = matrix.values(np.float64)
+
+    x, y = (normal((n_vectors, length), seed=1).astype(np.float32) for length in (n, m))
+    for product, vectors, a in (
+        (times_rows(x, *stored), x, values.T),
+        (times_columns(y, *stored, n), y, values),
+    ):
+        assert product.dtype == np.float32
+        rounding = (len(a) + 8) * np.finfo(np.float32).eps  # of a sum in any order
+        assert np.all(np.abs(product - vectors @ a) <= rounding * (np.abs(vectors) @ np.abs(a)))
