@@ -12,10 +12,13 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.kernels import inlined, kernel
+from tnlib.linalg.threads import run_parallel, split_range, thread_count
 from tnlib_adapters.factors.integers import IntegerFormat
 
 Width: TypeAlias = tuple[int, ...]
 Stored: TypeAlias = tuple[Array, Width, Any, Array, int, Array]  # arguments of the kernels
+
+_LARGE = 2**18  # numbers of a matrix that several threads share
 
 
 def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
@@ -45,7 +48,8 @@ def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Arr
     [[-1.5, 1.5, -0.5]]
     """
     values = np.empty((len(stored), n), np.float32)
-    _values(*_arguments(stored, scales, form, n), values)
+    parts = _parts(len(stored), n)
+    run_parallel(_values, [(*_arguments(stored[i:j], scales[i:j], form, n), values[i:j]) for i, j in parts])
     return values
 
 
@@ -56,9 +60,11 @@ def times_rows(x: Array, stored: Array, scales: Array, form: IntegerFormat) -> A
     >>> times_rows(np.ones((1, 2), np.float32), stored, np.ones((2, 1), np.float32), IntegerFormat(8, axis=1)).tolist()
     [[3.0, 7.0]]
     """
-    y = np.empty((len(x), len(stored)), np.float32)
-    _dot_products(*_arguments(stored, scales, form, x.shape[1]), x, y)
-    return y
+    n = x.shape[1]
+    y = np.empty((len(stored), len(x)), np.float32)
+    parts = _parts(len(stored), n)
+    run_parallel(_dot_products, [(*_arguments(stored[i:j], scales[i:j], form, n), x, y[i:j]) for i, j in parts])
+    return y.T
 
 
 def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
@@ -68,9 +74,22 @@ def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n
     >>> times_columns(ones.T, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
     [[4.0, 6.0]]
     """
-    y = np.zeros((len(x), n), np.float32)
-    _add_rows(*_arguments(stored, scales, form, n), x, y)
-    return y
+    columns, parts = np.ascontiguousarray(x.T), _parts(len(stored), n)
+    sums = np.zeros((len(parts), len(x), n), np.float32)
+    run_parallel(
+        _add_rows,
+        [
+            (*_arguments(stored[i:j], scales[i:j], form, n), columns[i:j], y)
+            for (i, j), y in zip(parts, sums, strict=True)
+        ],
+    )
+    total: Array = sums.sum(axis=0)
+    return total
+
+
+def _parts(m: int, n: int) -> list[tuple[int, int]]:
+    """Return ranges of rows for one thread each."""
+    return split_range(m, thread_count() if m * n >= _LARGE else 1)
 
 
 def _width(form: IntegerFormat) -> Width:
@@ -84,7 +103,8 @@ def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Sto
         stored = stored.view(np.uint8)
     centre = np.float32(form.centre if form.is_packed else 128)
     group = form.group if form.n_groups(n) > 1 else max(n, 1)
-    return stored, _width(form), centre, scales, group, np.empty(-(-n // 8), np.uint64)
+    of_rows = np.ascontiguousarray(scales)  # so that one compiled version serves all
+    return stored, _width(form), centre, of_rows, group, np.empty(-(-n // 8), np.uint64)
 
 
 @inlined
@@ -131,7 +151,7 @@ def _values(
 def _dot_products(
     stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
 ) -> None:
-    """Set y[v, i] to the sum over j of x[v, j] times entry (i, j)."""
+    """Set y[i, v] to the sum over j of entry (i, j) times x[v, j]."""
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for v in range(len(x)):
@@ -142,19 +162,19 @@ def _dot_products(
                 for j in range(len(inputs)):
                     part += (np.float32(own[j]) - centre) * inputs[j]
                 total += scales[i, g] * part
-            y[v, i] = total
+            y[i, v] = total
 
 
 @kernel
 def _add_rows(
     stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
 ) -> None:
-    """Add the sum over i of x[v, i] times entry (i, j) to y[v, j]."""
+    """Add the sum over i of x[i, v] times entry (i, j) to y[v, j]."""
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
-        for v in range(len(x)):
+        for v in range(x.shape[1]):
             for g in range(scales.shape[1]):
                 own, sums = codes[g * group : (g + 1) * group], y[v, g * group : (g + 1) * group]
-                factor = x[v, i] * scales[i, g]
+                factor = x[i, v] * scales[i, g]
                 for j in range(len(sums)):
                     sums[j] += factor * (np.float32(own[j]) - centre)

@@ -21,7 +21,7 @@ from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, 
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
 from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, few_times
+from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, multiply_few
 
 Factors = Mapping[str, Tensor]
 
@@ -219,7 +219,7 @@ class FactoredLinear(nn.Module, ABC):
         """Return x times a part of two axes, or times its transpose."""
         factor, scale = self.held(name)
         if scale is not None and self._kept(name) is None:
-            y = few_times(x, factor, scale, self._formats[name], transposed=transposed)
+            y = multiply_few(x, factor, scale, self._formats[name], transposed=transposed)
             if y is not None:
                 return y
         values = self.part(name)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tnlib_adapters.factors.integer_product import row_values, times_columns, times_rows
 from tnlib_adapters.factors.integers import IntegerFormat, period
 
 _FEWEST = 2**14  # bytes of codes for which a kernel is worth the time of compiling it
@@ -26,6 +25,8 @@ def dequantized(
         return codes.to(dtype) * scales.to(dtype)
     has_gradient = scales.requires_grad and torch.is_grad_enabled()
     if form.is_packed and dtype in _SHORT and not has_gradient and _by_kernel(codes, scales):
+        from tnlib_adapters.factors.integer_product import row_values  # loads numba
+
         of_rows = scales.detach().float().movedim(axis, -1).reshape(-1, form.n_groups(length)).contiguous()
         rows = codes.reshape(-1, codes.shape[-1]).contiguous()
         by_row = torch.from_numpy(row_values(rows.numpy(), of_rows.numpy(), form, length))
@@ -37,7 +38,7 @@ def dequantized(
     return (values * of_rows).movedim(-1, axis)
 
 
-def few_times(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, *, transposed: bool) -> Tensor | None:
+def multiply_few(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, *, transposed: bool) -> Tensor | None:
     """Return x W, or x W^T if `transposed`, for a matrix W of stored codes; None where there is no kernel for it.
 
     Kernels take up to 8 vectors on the CPU, where gradients are disabled. Groups of packed codes must lie along the
@@ -47,6 +48,8 @@ def few_times(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, *, 
     is_few = x.dtype in _SHORT and 0 < x.numel() <= _MOST_VECTORS * n_in
     if torch.is_grad_enabled() or not is_few or len(form.axes) > 1 or not _by_kernel(codes, scales):
         return None
+    from tnlib_adapters.factors.integer_product import times_columns, times_rows  # loads numba
+
     (axis,) = form.axes
     rows, stored, by_group = x.reshape(-1, n_in).float().numpy(), codes.numpy(), scales.detach().float().numpy()
     if form.is_packed and axis == int(transposed):

@@ -20,7 +20,7 @@ from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import ContractedLinear, InterpolativeLinear, keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.contracted_linear import whole  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear  # noqa: E402
-from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, few_times  # noqa: E402
+from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, multiply_few  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -49,14 +49,14 @@ def test_products_with_few_vectors(form: IntegerFormat) -> None:
         matrix = values.T if transposed else values
         x = torch.from_numpy(normal((2, 3, len(matrix)), seed=1)).float()
         with torch.no_grad():
-            y = few_times(x, codes, scales, form, transposed=transposed)
+            y = multiply_few(x, codes, scales, form, transposed=transposed)
             if form.is_packed and form.axis != int(transposed):
                 assert y is None, "groups lie across the sums"
                 continue
             assert y is not None
             assert y.dtype == x.dtype
             assert differ(y, x.double() @ matrix) < SINGLE
-            half = few_times(x.bfloat16(), codes, scales, form, transposed=transposed)
+            half = multiply_few(x.bfloat16(), codes, scales, form, transposed=transposed)
             assert half.dtype == torch.bfloat16
             assert differ(half, x.bfloat16().double() @ matrix) < 2.0**-8
 
@@ -78,7 +78,7 @@ def test_no_kernel_where_another_way_is_needed() -> None:
     codes, scales, _ = stored(form)
     x = torch.ones(8, SHAPE[0])
     with torch.no_grad():
-        assert few_times(x, codes, scales, form, transposed=False) is not None
+        assert multiply_few(x, codes, scales, form, transposed=False) is not None
         refused = [
             (torch.ones(9, SHAPE[0]), codes, scales),  # BLAS is faster
             (x[:0], codes, scales),
@@ -86,9 +86,9 @@ def test_no_kernel_where_another_way_is_needed() -> None:
             (x.to("meta"), codes.to("meta"), scales.to("meta")),
             (x[:, :8], codes[:, :4][:9], scales[:1, :9]),  # not worth a compilation
         ]
-        assert all(few_times(*arguments, form, transposed=False) is None for arguments in refused)
-        assert few_times(x, codes, scales, IntegerFormat(8, (0, 1)), transposed=False) is None
-    assert few_times(x, codes, scales, form, transposed=False) is None, "kernels have no derivatives"
+        assert all(multiply_few(*arguments, form, transposed=False) is None for arguments in refused)
+        assert multiply_few(x, codes, scales, IntegerFormat(8, (0, 1)), transposed=False) is None
+    assert multiply_few(x, codes, scales, form, transposed=False) is None, "kernels have no derivatives"
 
 
 def layer_of(form: IntegerFormat) -> FactoredLinear:
