@@ -17,21 +17,12 @@ _SEARCHABLE = 100_000  # numbers; the options of larger budgets are fine enough 
 
 @dataclass(frozen=True)
 class Curve:
-    """Size and error of a block of weights at each of its options.
+    """Size and error of a block of weights at each of its options."""
 
-    Parameters
-    ----------
-    costs
-        Stored numbers, ascending.
-    errors
-        Errors in the unit of the method, descending: squared relative errors, or sums of gate derivatives.
-    second_costs
-        Costs of another kind: stored numbers where costs are bits, multiplications per token where costs are numbers.
-        Options that have less of them than all cheaper ones may have any error.
-    """
-
-    costs: Array
-    errors: Array
+    costs: Array  # stored numbers, ascending
+    errors: Array  # errors in the unit of the method, descending: squared relative errors, or sums of gate derivatives
+    # Costs of another kind: stored numbers where costs are bits, multiplications per token where costs are numbers.
+    # Options that have less of them than all cheaper ones may have any error.
     second_costs: Array | None = None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -32,6 +30,7 @@ from tnlib_adapters.compression.report import MatrixReport, Report, RoundedRepor
 from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
 from tnlib_adapters.compression.source_model import (
+    CalibrationText,
     SourceModel,
     check_finite,
     limits_of,
@@ -39,9 +38,7 @@ from tnlib_adapters.compression.source_model import (
     read_calibration,
     request_placement,
 )
-from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
-from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 
@@ -127,20 +124,19 @@ def compress(
     checkpoint, documents = open_source(request, source, target)
     limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
-    _check_finite(checkpoint, request)
+    # tensors that are copied are checked before any work, the others as they are read
+    compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
+    check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in compressed], progress)
     text = read_calibration(original, documents)
-    sequences, held_out = (None, []) if text is None else (text.sequences, text.held_out)
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
         workspace.workers = Workers.of(run.executor)
-        plan = make_plan(original, request, sequences, progress, workspace)
+        plan = make_plan(original, request, None if text is None else text.sequences, progress, workspace)
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)
             written = open_checkpoint(partial)
-            measures = _measures(original, written, plan, request, held_out)
-            measures["calibration"] = {} if text is None else text.summary(original.original)
-            report = _report(checkpoint, written, request, measures, started)
+            report = _report(original, written, plan, request, text, started)
             write_report(report, partial)
             if layout == GGUF:
                 to_gguf(written, partial / GGUF_FILE)
@@ -151,64 +147,57 @@ def compress(
 
 
 def _report(
-    before: Checkpoint, after: Checkpoint, request: Request, measures: Mapping[str, Any], started: float
+    source: SourceModel, after: Checkpoint, plan: Plan, request: Request, text: CalibrationText | None, started: float
 ) -> Report:
-    """Return the report of a compression that began at `started`, with these measures."""
-    folder = before.folder
-    return Report(
-        source=path_text(folder.path),
-        model_type=before.wiring.model_type,
-        layout=request.layout,
-        keep=request.budget.keep,
-        left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
-        load=loading_code(after, request.layout),
-        seconds=time.perf_counter() - started,
-        peak_memory=peak_memory(),
-        **measures,
-    )
+    """Return the report of a compression that began at `started`, measured on the written checkpoint.
 
-
-def _measures(
-    source: SourceModel, after: Checkpoint, plan: Plan, request: Request, held_out: TokenSequences
-) -> dict[str, Any]:
-    """Return the fields of the report that are measured on the written checkpoint, on the held-out text if any."""
-    before, progress = source.checkpoint, request.run.progress
+    Outputs are measured on the held-out text, if there is any.
+    """
+    before, folder, what, budget = source.checkpoint, source.checkpoint.folder, request.what, request.budget
+    progress, held_out, with_text = request.run.progress, [] if text is None else text.held_out, request.with_text
     quality = measure_quality(before, after)
-    compressed, int8 = measure_on_text(source, after, request.what, held_out, progress) if held_out else (None, None)
+    compressed, int8 = measure_on_text(source, after, what, held_out, progress) if held_out else (None, None)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan)
-    with_text = request.with_text
-    names = names_of(before, request.what, with_text=with_text)
-    bytes_before, n_other = stored_bytes(before, request.what, names)
-    bytes_after, _ = stored_bytes(after, request.what, names)
-    return {
-        "method": plan.method,
-        "kept": plan.kept,
-        "n_before": plan.n_before,
-        "n_after": plan.n_after,
-        "n_other": n_other,
-        "bytes_before": bytes_before,
-        "bytes_after": bytes_after,
-        "layers": layers,
-        "heads": heads,
-        "quality": quality | (text_measures(compressed, plan.forecast) if compressed else {}),
-        "max_error": request.budget.max_error,
-        "bits": request.budget.bits,
-        "flops": dict(zip(("before", "after"), plan.flops or (), strict=False)),
-        "store": request.budget.store,
-        "what": request.what,
-        "measure": plan.forecast.measure,
-        "predicted": plan.forecast.error,
-        "measured": compressed.error if compressed else root_mean_square(squares),
-        "plain_bytes": plain_bytes(before, request.what, names),
-        "plain_measured": int8.error if int8 else None,
-        "average_bits": 8 * plan_bytes(before, plan) / plan.n_before,
-        "rounded": _rounded_reports(plan),
-        "curve": plan.forecast.curve(),
-        "matrices": [_matrix_report(before, plan, name) for name in names],
-        "left_dense": left_dense(before, with_text=with_text) if request.what == "all" else {},
-    }
+    names = names_of(before, what, with_text=with_text)
+    bytes_before, n_other = stored_bytes(before, what, names)
+    return Report(
+        source=path_text(folder.path),
+        model_type=before.wiring.model_type,
+        method=plan.method,
+        layout=request.layout,
+        keep=budget.keep,
+        kept=plan.kept,
+        n_before=plan.n_before,
+        n_after=plan.n_after,
+        n_other=n_other,
+        bytes_before=bytes_before,
+        bytes_after=stored_bytes(after, what, names)[0],
+        layers=layers,
+        heads=heads,
+        left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
+        quality=quality | (text_measures(compressed, plan.forecast) if compressed else {}),
+        max_error=budget.max_error,
+        bits=budget.bits,
+        flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),
+        store=budget.store,
+        what=what,
+        plain_bytes=plain_bytes(before, what, names),
+        plain_measured=int8.error if int8 else None,
+        average_bits=8 * plan_bytes(before, plan) / plan.n_before,
+        rounded=_rounded_reports(plan),
+        measure=plan.forecast.measure,
+        predicted=plan.forecast.error,
+        measured=compressed.error if compressed else root_mean_square(squares),
+        curve=plan.forecast.curve(),
+        calibration={} if text is None else text.summary(source.original),
+        load=loading_code(after, request.layout),
+        matrices=[_matrix_report(before, plan, name) for name in names],
+        left_dense=left_dense(before, with_text=with_text) if what == "all" else {},
+        seconds=time.perf_counter() - started,
+        peak_memory=peak_memory(),
+    )
 
 
 def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
@@ -223,19 +212,10 @@ def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     described = [description for of_module in plan.descriptions.values() for description in of_module]
     if not plan.forecast.in_bits and not all(description.is_whole for description in described):
         return []
-    return [_rounded_report(description) for description in described if description.formats]
-
-
-def _rounded_report(description: Description) -> RoundedReport:
-    formats, shapes = description.formats, description.shapes
-    rank = None if description.is_whole else shapes["left"][1]
-    n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
-    form = next(iter(formats.values()))
-    return RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8)
-
-
-def _check_finite(checkpoint: Checkpoint, request: Request) -> None:
-    """Refuse NaN and inf in the tensors that are copied, before any work; the others are checked as they are read."""
-    factorised = compressed_weights(checkpoint, request.what, with_text=request.with_text)
-    tensors = [info for name, info in checkpoint.folder.tensors.items() if name not in factorised]
-    check_finite(tensors, request.run.progress)
+    reports = []
+    for description in (description for description in described if description.formats):
+        formats, shapes = description.formats, description.shapes
+        form, rank = next(iter(formats.values())), None if description.is_whole else shapes["left"][1]
+        n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
+        reports.append(RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8))
+    return reports

@@ -165,17 +165,8 @@ def float_width(replaced: Iterable[TensorInfo]) -> int:
 def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequence[str] = ()) -> int:
     """Return the bytes of the compressed part in plain int8: one float32 scale per output, biases unchanged.
 
-    Parameters
-    ----------
-    checkpoint
-        Not compressed.
-    what
-        "all", "linear", "attention" or "mlp".
-    modules
-        The compressed matrices outside the attention, see `names_of`.
+    The checkpoint is not compressed; `modules` are the compressed matrices outside the attention, see `names_of`.
 
-    Examples
-    --------
     >>> from tnlib_adapters import builtin_path, open_checkpoint
     >>> plain_bytes(open_checkpoint(builtin_path()))  # in 2 layers 4 weights of 64 x 64, and as many scales and biases
     36864

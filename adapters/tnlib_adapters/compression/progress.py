@@ -19,14 +19,7 @@ Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 class Stage(str):
-    """Name of a stage of long work, for a progress bar, with what is being done.
-
-    Parameters
-    ----------
-    name
-        The string; equal for all steps of a stage.
-    detail
-        The current part, such as "block 7 of 22"; "" for none.
+    """Name of a stage of long work, equal for all its steps, with the current part as `detail`, "" for none.
 
     Examples
     --------
@@ -54,27 +47,16 @@ _SILENT = 20.0  # seconds after which a log has a line of a part that has one al
 
 @dataclass
 class State:
-    """Progress of one stage.
+    """Progress of one stage."""
 
-    Parameters
-    ----------
-    began, first
-        Time of the first call, and the steps that were done then: those of an interrupted run are not counted.
-    last, done, total
-        Time of the last call, and its steps.
-    part
-        What is being done.
-    memory
-        Resident memory at the last call, in bytes.
-    """
-
+    # time of the first call, and the steps that were done then: those of an interrupted run are not counted
     began: float
     first: int
-    last: float = 0.0
+    last: float = 0.0  # time of the last call, and its steps
     done: int = 0
     total: int = 0
-    part: str = ""
-    memory: int = 0
+    part: str = ""  # what is being done
+    memory: int = 0  # resident memory at the last call, in bytes
 
     def update(self, stage: str, done: int, total: int, now: float) -> None:
         """Take over a call; a stage that starts again, of the next text or model, is timed anew."""

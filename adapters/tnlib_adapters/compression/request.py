@@ -127,13 +127,25 @@ class Request:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise if this model cannot be compressed with these options."""
-        _check_uncompressed(checkpoint)
+        wiring = checkpoint.wiring
+        if checkpoint.factored is not None:
+            raise ArgumentError(
+                f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that "
+                "it was made from."
+            )
         if self.layout in ENGINES:
             check_engine(self.layout, checkpoint)
-        if self.what != "mlp":
-            _check_attention(checkpoint, self.method)
-        _check_runs(checkpoint, self.method)
-        wiring = checkpoint.wiring
+        if self.what != "mlp" and wiring.layers[0].attention.latent is not None and TABLE[self.method].unit == "layer":
+            single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
+            raise ArgumentError(
+                f"compress: method must be {' or '.join(single)} for a {wiring.model_type}, whose queries, keys and "
+                "values are made from latent vectors, by matrices without heads of their own, got "
+                f"{self.method!r}; pass method='matrix'."
+            )
+        if reason := TABLE[self.method].reason_to_refuse(checkpoint.sizes):
+            raise ArgumentError(
+                f"compress: method {self.method!r} cannot run on this model, because {reason}; choose another."
+            )
         if self.calibration is not None:
             check_reads_text("compress", checkpoint)
             context = (wiring.context or math.inf) - wiring.embedding.first_position
@@ -175,7 +187,16 @@ class Request:
 
     def _check_method(self) -> None:
         if self.calibration is None:
-            _check_plain_method(self.method)
+            if self.method in WITH_TEXT:
+                raise ArgumentError(
+                    f"compress: method {self.method!r} needs a text, got none; pass a file as calibration (--calibrate "
+                    "TEXT)."
+                )
+            if self.method not in METHODS:
+                raise ArgumentError(
+                    f"compress: method must be one of {', '.join(METHODS)}, or, with calibration data, of "
+                    f"{', '.join(WITH_TEXT)}, got {self.method!r}; choose one of them."
+                )
             if self.budget.bits is not None:
                 raise ArgumentError(
                     "compress: bits must come with a text, got none; pass a file as calibration (--calibrate TEXT), or "
@@ -266,29 +287,6 @@ def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:
     return "matrix" if what == "mlp" or budget.unbounded else "heads"
 
 
-def _check_uncompressed(checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint is already compressed."""
-    if checkpoint.factored is not None:
-        raise ArgumentError(
-            f"compress: IN must not be compressed already, got {checkpoint.folder.path}; take the checkpoint that it "
-            "was made from."
-        )
-
-
-def _check_attention(checkpoint: Checkpoint, method: str) -> None:
-    """Raise if the attention is made from latent vectors and `method` factorises its projections."""
-    if checkpoint.wiring.layers[0].attention.latent is None:
-        return
-    wiring = checkpoint.wiring
-    if TABLE[method].unit == "layer":
-        single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
-        raise ArgumentError(
-            f"compress: method must be {' or '.join(single)} for a {wiring.model_type}, whose queries, keys and "
-            f"values are made from latent vectors, by matrices without heads of their own, got {method!r}; pass "
-            "method='matrix'."
-        )
-
-
 def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bool = False) -> None:
     """Raise if a model cannot be run on a text."""
     from tnlib_adapters.files.folder import TOKENIZERS
@@ -310,23 +308,3 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
             f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there"
             f"{otherwise}."
         )
-
-
-def _check_plain_method(method: str) -> None:
-    """Raise if no method of this name runs without calibration data."""
-    if method in TABLE and method not in METHODS:
-        raise ArgumentError(
-            f"compress: method {method!r} needs a text, got none; pass a file as calibration (--calibrate TEXT)."
-        )
-    if method not in METHODS:
-        raise ArgumentError(
-            f"compress: method must be one of {', '.join(METHODS)}, or, with calibration data, of "
-            f"{', '.join(WITH_TEXT)}, got {method!r}; choose one of them."
-        )
-
-
-def _check_runs(checkpoint: Checkpoint, method: str) -> None:
-    """Raise if a method cannot run on this model."""
-    reason = TABLE[method].reason_to_refuse(checkpoint.sizes)
-    if reason:
-        raise ArgumentError(f"compress: method {method!r} cannot run on this model, because {reason}; choose another.")

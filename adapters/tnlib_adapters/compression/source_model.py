@@ -142,20 +142,11 @@ def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the memory of a compression.
+    """Limits of the memory of a compression."""
 
-    Parameters
-    ----------
-    tokens
-        Tokens of a batch of a text; one text is never split.
-    cache
-        Bytes of factors that are not in use; those beyond are in temporary files.
-    weights
-        Bytes of weights of a running model, in float32; those of a larger model are read again in every pass.
-    """
-
-    tokens: int = BATCH_TOKENS
-    cache: int = CACHE_BYTES
+    tokens: int = BATCH_TOKENS  # tokens of a batch of a text; one text is never split
+    cache: int = CACHE_BYTES  # bytes of factors that are not in use; those beyond are in temporary files
+    # bytes of weights of a running model, in float32; those of a larger model are read again in every pass
     weights: int = WEIGHTS
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +19,13 @@ from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.factors.config_section import IMPORT_FIRST, KEY, WEIGHTS_FILE, describe
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, GPTQ, stored_shapes
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, StoredPart
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.safetensors_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
 
-T = TypeVar("T")
+Matrices = Callable[[], list[FactoredMatrix]]  # of a module, read when it is called
 
 _CLASSES = {"t5": "AutoModelForTextEncoding"}  # of transformers, where it is neither AutoModel nor one that predicts
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}  # as config.json names them
@@ -50,16 +48,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
         config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
             {weight.module: _whole_weight(description)[0] for weight, description in linear}
         )
-    yield from write_replaced(checkpoint, _replaced(checkpoint, plan, layout), config, out)
-
-
-def write_replaced(
-    checkpoint: Checkpoint, new: Mapping[str, list[Entry]], config: Mapping[str, Any], out: Path
-) -> Iterator[tuple[str, int, int]]:
-    """Write a checkpoint into the empty folder `out`, with new tensors in the places of those of these names.
-
-    Yields (stage, done, total).
-    """
+    new = _replaced(checkpoint, plan, layout)
     tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
     for done, total in write_folder(checkpoint.folder, tensors, config, out, skip=(REPORT, PAGE)):
         yield "writing tensors", done, total
@@ -79,90 +68,113 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
 
 
+# dtypes and shapes of tensors by name, known before they are made, and the function that makes all of them, as stored
+NewTensors = tuple[dict[str, tuple[str, tuple[int, ...]]], Callable[[], Mapping[str, Array]]]
+
+
 @dataclass(frozen=True)
 class _NewTensor(TensorInfo):
-    """A tensor of a module, encoded when its turn comes to be written."""
+    """A tensor of a module, made when its turn comes to be written."""
 
-    make: Callable[[], Array] = field(kw_only=True)
+    make: Callable[[str], Array] = field(kw_only=True)
 
     def read_stored(self) -> Array:
         """Return the tensor as stored."""
-        return self.make()
+        return self.make(self.name)
+
+
+def lazy_entries(new: NewTensors) -> list[Entry]:
+    """Return tensors that are made together when the first is written; none is kept after it was written."""
+    forms, make = new
+    tensors = dict[str, Array]()
+
+    def get(name: str) -> Array:
+        if not tensors:
+            tensors.update(make())
+        return tensors.pop(name)
+
+    return [
+        Entry(name, dtype, _NewTensor(Path(), name, dtype, shape, 0, 0, make=get))
+        for name, (dtype, shape) in forms.items()
+    ]
 
 
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new: dict[str, list[Entry]] = {}
+    make = _new_integers if layout in ENGINES else _new_dense if layout == "dense" else _new_factors
     for module, of_module in plan.descriptions.items():
         described = [description for description in of_module if is_rewritten(description)]
         if not described:
             continue
         names = replaced_names(checkpoint, module, described)
         dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
-        make = _new_dense if layout == "dense" else _new_factors
-        if layout in ENGINES:
-            make = functools.partial(_new_integers, _format_of(checkpoint, layout), ENGINES[layout].scales)
-        new |= {names[0]: make(checkpoint, plan, module, names, dtype), **{name: [] for name in names[1:]}}
+
+        def matrices(module: str = module) -> list[FactoredMatrix]:
+            return [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
+
+        entries = lazy_entries(make(checkpoint, described, matrices, layout, names, dtype))
+        if make == _new_factors:
+            # Empty tensors under the names of the weights: software that does not know factors refuses the folder
+            # instead of initialising the weights at random.
+            empty = np.empty(0, STORED_AS[dtype])
+            entries += [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
+        new |= {names[0]: entries, **{name: [] for name in names[1:]}}
     return new
 
 
-def _new_factors(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
-    """Return the tensors of the factors of a module, and the empty ones in place of its weights."""
-
-    def make_parts() -> dict[str, StoredPart]:
-        return {
-            matrix.describe().stored_name(part, checkpoint.wiring): stored
-            for matrix in plan.matrices[module]
-            if is_rewritten(matrix.describe())
-            for part, stored in matrix.parts().items()
-        }
-
-    parts = _made_once(make_parts)
-
-    def make(name: str) -> Array:
-        stored = parts(name)
-        if stored.dtype is None:
-            return encode_in_range(name, stored.values, dtype)
-        _check_range(name, decode(stored.values, stored.dtype), stored.values, stored.dtype)
-        return stored.values
-
-    entries = [
-        lazy_entry(name, own_dtype or dtype, shape, make)
-        for description in plan.descriptions[module]
-        if is_rewritten(description)
-        for part, (own_dtype, shape) in description.tensors.items()
-        for name in (description.stored_name(part, checkpoint.wiring),)
-    ]
-    # Empty tensors under the names of the weights: software that does not know factors refuses the folder instead of
-    # initialising the weights at random.
-    empty = np.empty(0, STORED_AS[dtype])
-    return entries + [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
-
-
-def _new_dense(checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str) -> list[Entry]:
-    """Return the tensors of a module of the products of its factors, under their original names."""
-
-    def make_dense() -> dict[str, Array]:
-        matrices = [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
-        return _multiplied_out(checkpoint, module, matrices)
-
-    dense = _made_once(make_dense)
-
-    def make(name: str) -> Array:
-        return encode_in_range(name, dense(name), dtype)
-
-    tensors = checkpoint.folder.tensors
-    return [lazy_entry(name, dtype, tensors[name].shape, make) for name in names]
-
-
-def _new_integers(
-    stored_as: str, scales: str, checkpoint: Checkpoint, plan: Plan, module: str, names: Sequence[str], dtype: str
-) -> list[Entry]:
-    """Return the tensors of a module in the integers of an engine, and its biases."""
+def _new_factors(
+    checkpoint: Checkpoint, described: Sequence[Description], matrices: Matrices, _: str, __: Sequence[str], dtype: str
+) -> NewTensors:
+    """Return the tensors of the factors of a module."""
 
     def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
-        for matrix in plan.matrices[module]:
+        for matrix in matrices():
+            description = matrix.describe()
+            for part, values in matrix.parts().items():
+                name, own_dtype = description.stored_name(part, checkpoint.wiring), description.tensors[part][0]
+                if own_dtype is None:
+                    arrays[name] = encode_in_range(name, values, dtype)
+                else:
+                    _check_range(name, decode(values, own_dtype), values, own_dtype)
+                    arrays[name] = values
+        return arrays
+
+    forms = {
+        description.stored_name(part, checkpoint.wiring): (own_dtype or dtype, shape)
+        for description in described
+        for part, (own_dtype, shape) in description.tensors.items()
+    }
+    return forms, make
+
+
+def _new_dense(
+    checkpoint: Checkpoint, _: Sequence[Description], matrices: Matrices, __: str, names: Sequence[str], dtype: str
+) -> NewTensors:
+    """Return the tensors of a module of the products of its factors, under their original names."""
+
+    def make() -> dict[str, Array]:
+        dense = _multiplied_out(checkpoint, matrices())
+        return {name: encode_in_range(name, dense[name], dtype) for name in names}
+
+    return {name: (dtype, checkpoint.folder.tensors[name].shape) for name in names}, make
+
+
+def _new_integers(
+    checkpoint: Checkpoint,
+    described: Sequence[Description],
+    matrices: Matrices,
+    layout: str,
+    names: Sequence[str],
+    dtype: str,
+) -> NewTensors:
+    """Return the tensors of a module in the integers of an engine, and its biases."""
+    stored_as, scales = _format_of(checkpoint, layout), ENGINES[layout].scales
+
+    def make() -> dict[str, Array]:
+        arrays = dict[str, Array]()
+        for matrix in matrices():
             linear = _linear(checkpoint, matrix.describe())
             (integers,) = matrix.integers.values()
             encode_in_range(linear.weight, integers.scales, scales)
@@ -172,29 +184,14 @@ def _new_integers(
                 arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
         return arrays
 
-    new, stored = list[Entry](), _made_once(make)
-    for description in plan.descriptions[module]:
+    forms = dict[str, tuple[str, tuple[int, ...]]]()
+    for description in described:
         linear = _linear(checkpoint, description)
         shapes = stored_shapes(stored_as, *_whole_weight(description), scales)
-        new += [
-            lazy_entry(f"{linear.module}.{name}", own_dtype, shape, stored)
-            for name, (own_dtype, shape) in shapes.items()
-        ]
+        forms |= {f"{linear.module}.{name}": form for name, form in shapes.items()}
         if linear.bias is not None and linear.bias in names:
-            new.append(lazy_entry(linear.bias, dtype, checkpoint.folder.tensors[linear.bias].shape, stored))
-    return new
-
-
-def _made_once(make: Callable[[], dict[str, T]]) -> Callable[[str], T]:
-    """Return a function of a name that makes all tensors of a module at its first call, and keeps none it returned."""
-    tensors = dict[str, T]()
-
-    def get(name: str) -> T:
-        if not tensors:
-            tensors.update(make())
-        return tensors.pop(name)
-
-    return get
+            forms[linear.bias] = dtype, checkpoint.folder.tensors[linear.bias].shape
+    return forms, make
 
 
 def _whole_weight(description: Description) -> tuple[IntegerFormat, tuple[int, ...]]:
@@ -215,11 +212,6 @@ def _linear(checkpoint: Checkpoint, description: Description) -> Linear:
     if attention is None:
         return checkpoint.wiring.matrices[description.module]
     return attention.projections[description.of]
-
-
-def lazy_entry(name: str, dtype: str, shape: tuple[int, ...], make: Callable[[str], Array]) -> Entry:
-    """Return a tensor that `make` returns by its name, as `dtype` stores it, when its turn comes to be written."""
-    return Entry(name, dtype, _NewTensor(Path(), name, dtype, shape, 0, 0, make=functools.partial(make, name)))
 
 
 def is_rewritten(description: Description) -> bool:
@@ -260,8 +252,9 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
     return total
 
 
-def _multiplied_out(checkpoint: Checkpoint, module: str, matrices: Sequence[FactoredMatrix]) -> dict[str, Array]:
+def _multiplied_out(checkpoint: Checkpoint, matrices: Sequence[FactoredMatrix]) -> dict[str, Array]:
     """Return the tensors of a module as its architecture stores them, from the products of the factors."""
+    module = matrices[0].module
     attention, expanded = _attention(checkpoint, module), expand(matrices, checkpoint.sizes)
     if attention is not None:
         return put_together(attention, expanded)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,35 +36,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Description:
-    """Stored form of a factored matrix, an entry of config.json.
+    """Stored form of a factored matrix, an entry of config.json."""
 
-    Parameters
-    ----------
-    kind
-        A key of `SHAPES`.
-    module
-        Path of the module without the prefix of the checkpoint; for projections, of their attention module.
-    of
-        The replaced projections, such as "q" or "qkvo"; "" for the weight of `module`.
-    shapes
-        Part name -> shape.
-    ranks
-        One per head where heads share a factor, otherwise ().
-    rows
-        For kind "interpolative": the rows of the left factor that form a unit matrix; otherwise ().
-    biases
-        For this kind: the projections whose biases are among the factors.
-    formats
-        Part name -> integer format, for the parts that are stored as integers with scales.
-    """
-
-    kind: str
-    module: str
-    of: str
-    shapes: Mapping[str, Shape]
-    ranks: tuple[int, ...] = ()
+    kind: str  # key of `SHAPES`
+    module: str  # path of the module without the prefix of the checkpoint; for projections, of their attention module
+    of: str  # the replaced projections, such as "q" or "qkvo"; "" for the weight of `module`
+    shapes: Mapping[str, Shape]  # part name -> shape
+    ranks: tuple[int, ...] = ()  # one per head where heads share a factor, otherwise ()
+    # for kind "interpolative": the rows of the left factor that form a unit matrix; otherwise ()
     rows: tuple[int, ...] = ()
-    biases: str = ""
+    biases: str = ""  # for this kind: the projections whose biases are among the factors
+    # part name -> integer format, for the parts that are stored as integers with scales
     formats: Mapping[str, IntegerFormat] = field(default_factory=dict)
 
     @property
@@ -165,13 +147,6 @@ class Description:
         return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
 
 
-class StoredPart(NamedTuple):
-    """A tensor of a factored matrix as written to a file."""
-
-    values: Array
-    dtype: str | None  # of safetensors; None for floats in the dtype of the checkpoint
-
-
 @dataclass(frozen=True)
 class FactoredMatrix:
     """Factors of a weight, or of one or more projections, with the fields of `Description`.
@@ -195,19 +170,18 @@ class FactoredMatrix:
         formats = {part: integers.format for part, integers in self.integers.items()}
         return Description(self.kind, self.module, self.of, shapes, self.ranks, self.rows, self.biases, formats)
 
-    def parts(self) -> dict[str, StoredPart]:
-        """Return the stored tensors by name."""
-        parts = {part: StoredPart(a, None) for part, a in self.arrays.items()}
+    def parts(self) -> dict[str, Array]:
+        """Return the stored tensors by name, of the dtypes of `Description.tensors`."""
+        parts = dict(self.arrays)
         for part, integers in self.integers.items():
-            is_packed = integers.format.is_packed
-            parts[part] = StoredPart(integers.stored(), "U8" if is_packed else "I8")
-            scales = to_bf16(integers.scales) if is_packed else integers.scales
-            if is_packed and not np.array_equal(from_bf16(scales), integers.scales):
-                raise ArgumentError(
-                    f"FactoredMatrix.parts: the scales of {part!r} must be values of bfloat16, got others; round the "
-                    "scales before the codes."
-                )
-            parts[scale_name(part)] = StoredPart(scales, "BF16" if is_packed else "F32")
+            parts[part], parts[scale_name(part)] = integers.stored(), integers.scales
+            if integers.format.is_packed:
+                parts[scale_name(part)] = to_bf16(integers.scales)
+                if not np.array_equal(from_bf16(parts[scale_name(part)]), integers.scales):
+                    raise ArgumentError(
+                        f"FactoredMatrix.parts: the scales of {part!r} must be values of bfloat16, got others; round "
+                        "the scales before the codes."
+                    )
         return parts
 
     def with_integers(self, integers: Mapping[str, Integers]) -> FactoredMatrix:

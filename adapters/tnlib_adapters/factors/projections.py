@@ -39,19 +39,13 @@ class Projections:
 
 @dataclass(frozen=True)
 class Products:
-    """Weights that act on rows, each a product of matrices: arrays, or tensors of another library.
+    """Weights that act on rows, each a product of matrices: arrays, or tensors of another library."""
 
-    Parameters
-    ----------
-    factors
-        Name -> matrices whose product is the weight: all or none of "q", "k", "v" and "o", and modules outside the
-        attention. The product of "q", "k" or "v" may have the bias as an additional last row. Biases of modules are not
-        included.
-    biased
-        The projections that have a bias: 0 if no row holds it; that of "o" is `output_bias`.
-    """
-
+    # Name -> matrices whose product is the weight: all or none of "q", "k", "v" and "o", and modules outside the
+    # attention. The product of "q", "k" or "v" may have the bias as an additional last row. Biases of modules are not
+    # included.
     factors: Mapping[str, tuple[Any, ...]]
+    # the projections that have a bias: 0 if no row holds it; that of "o" is `output_bias`
     biased: frozenset[str] = frozenset()
     output_bias: Any = None
 

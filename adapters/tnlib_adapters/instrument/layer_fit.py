@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import starmap
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +29,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
-from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor, in_double_precision
+from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_module
 from tnlib_adapters.instrument.stored_weights import Group
 from tnlib_adapters.instrument.weight_inputs import input_of, output_of, stopping_after
+
+W = TypeVar("W")
 
 _RIDGE = 0.03
 RATE = 0.03  # learning rate, relative to the root mean square of a factor
@@ -45,17 +47,9 @@ LATER = 6  # blocks that are run to choose them
 class FitStreams:
     """Streams of all batches before and after the blocks: of the original model, and of the truncated one.
 
-    Parameters
-    ----------
-    model
-        Model with its original weights.
-    streams
-        Streams of the calibration batches; those of the original model that are stored are used again. The layers are
-        chosen on the first few batches, and fitted on the others.
-    tables
-        Truncated tables of embeddings, by module: the truncated streams start from these.
-    first
-        First block that is fitted; the truncated streams at its input are stored if it is not 0.
+    `streams` are those of the calibration batches; those of the original model that are stored are used again. Layers
+    are chosen on the first few batches, and fitted on the others. The truncated streams start from the truncated
+    `tables` of embeddings, by module, or are stored at the input of block `first`, the first that is fitted.
     """
 
     def __init__(
@@ -70,17 +64,13 @@ class FitStreams:
         if tables:
             self._truncated = OuterLayers(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
         if not first:
-            self._enter_truncated()
+            with torch.no_grad():
+                for b, batch in enumerate(self.batches):
+                    streams.write("truncated-0", b, self._truncated.enter(batch)[0])
+            streams.finish("truncated-0")
             self._truncated.model.drop()
         if model.wiring.tied_key is None:  # after the blocks the truncated model computes as the original does
             self._truncated = self._original
-
-    def _enter_truncated(self) -> None:
-        """Store the truncated streams before the first block."""
-        with torch.no_grad():
-            for b, batch in enumerate(self.batches):
-                self._streams.write("truncated-0", b, self._truncated.enter(batch)[0])
-        self._streams.finish("truncated-0")
 
     def original(self, k: int, b: int) -> Tensor:
         """Return the input of the k-th original block; that of one more is the output of the last."""
@@ -164,56 +154,82 @@ def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) 
     return {name: as_tensor(table, model.device) for name, table in weights.items() if name in values}
 
 
+class BlockFit(Protocol[W]):
+    """Fit of one block with weights W: how they start, change and are used."""
+
+    def start(self, k: int) -> W:
+        """Return the truncated or rounded weights of the k-th block."""
+
+    def candidates(
+        self, block: Block, streams: FitStreams, start: W, order: Sequence[int]
+    ) -> Sequence[Callable[[], W]]:
+        """Return functions that make weights to choose from, one batch of `order` a step; () if nothing is fitted."""
+
+    def weights(self, block: Block, fitted: W) -> Weights:
+        """Return the weights as the block takes them."""
+
+
 def fit_layers(
     model: RunningModel,
     streams: Streams,
-    start: Callable[[int], Products],
+    fit: BlockFit[W],
     *,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     first: int = 0,
     progress: Callable[[str, int, int], None],
-) -> Iterator[Products]:
+) -> Iterator[W]:
     """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
 
-    `start` returns the truncated weights of a layer; truncated `tables` of embeddings, by module, feed the first one.
-    Layers before `first` were fitted in an earlier run on the same streams. When a layer is asked for, the one before
-    it must be saved: the streams from which it was fitted are deleted.
+    Truncated or rounded `tables` of embeddings, by module, feed the first layer. Layers before `first` were fitted in
+    an earlier run on the same streams. When a layer is asked for, the one before it must be saved: the streams from
+    which it was fitted are deleted.
     """
     both = FitStreams(model, streams, tables, first)
 
-    def fit(k: int, order: Sequence[int]) -> Products:
+    def fitted(k: int, order: Sequence[int]) -> W:
         model.drop()  # the tables of the input are large
         model.load(k)
-        block, before = Block(model, k), start(k).each(lambda a: as_tensor(a, model.device))
-        fitted = _fit_block(block, both, before, order)
+        block, best = Block(model, k), fit.start(k)
+        if candidates := fit.candidates(block, both, best, order):
+            errors = both.errors(block, (fit.weights(block, make()) for make in candidates))
+            best = candidates[int(np.argmin(errors))]()
+        both.advance(block, fit.weights(block, best))
         model.drop()
-        return fitted.each(as_array)
+        return best
 
     # without names for the weights, which would stay in memory while the next block is fitted
-    yield from starmap(fit, blocks_to_fit(both, n_steps, first, progress))
+    yield from starmap(fitted, _blocks_to_fit(both, n_steps, first, progress))
 
 
-def _fit_block(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
-    """Return the fitted weights of a block, and store the streams after it."""
-    best = start
-    if start.parts:  # otherwise nothing of the block is truncated
+class FactorFit:
+    """Fit of the factors of a block, as products of tensors; `start` returns them as arrays."""
+
+    def __init__(self, model: RunningModel, start: Callable[[int], Products]) -> None:
+        self._device, self._start = model.device, start
+
+    def start(self, k: int) -> Products:
+        """Return the truncated weights."""
+        return self._start(k).each(lambda a: as_tensor(a, self._device))
+
+    def weights(self, block: Block, fitted: Products) -> Weights:
+        """Return the weights of the block."""
+        return block.weights(fitted)
+
+    def candidates(
+        self, block: Block, streams: FitStreams, start: Products, order: Sequence[int]
+    ) -> Sequence[Callable[[], Products]]:
+        """Return the factors after descent, halfway, refitted and truncated; () if nothing of the block is."""
+        if not start.parts:
+            return ()
         refitted = refit_output(block, streams, start)
         descended = descend(block, streams, refitted, order)
         release_free_memory()
-        candidates: tuple[Callable[[], Products], ...] = (
-            lambda: descended,
-            lambda: refitted.each(lambda a, b: (a + b) / 2, descended),
-            lambda: refitted,
-            lambda: start,
-        )
-        errors = streams.errors(block, (block.weights(make()) for make in candidates))
-        best = candidates[int(np.argmin(errors))]()
-    streams.advance(block, block.weights(best))
-    return best
+        halfway = partial(refitted.each, lambda a, b: (a + b) / 2, descended)
+        return (lambda: descended), halfway, (lambda: refitted), (lambda: start)
 
 
-def blocks_to_fit(
+def _blocks_to_fit(
     streams: FitStreams, n_steps: int, first: int, progress: Callable[[str, int, int], None]
 ) -> Iterator[tuple[int, list[int]]]:
     """Yield every block from the `first` on with the batches of its steps, and delete the streams before the last."""

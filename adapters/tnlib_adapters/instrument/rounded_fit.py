@@ -14,7 +14,7 @@ fitted, are chosen on held-out batches by the output of the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,7 @@ from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 from tnlib_adapters.instrument.block import Block, as_tensor
-from tnlib_adapters.instrument.block_passes import Streams
-from tnlib_adapters.instrument.layer_fit import FitStreams, adam, blocks_to_fit
-from tnlib_adapters.instrument.running_model import RunningModel
+from tnlib_adapters.instrument.layer_fit import FitStreams, adam
 
 _RATE = 0.012  # learning rate of the weights, in steps of their grid
 _SCALE_RATE = 0.0012  # of the scales, relative
@@ -100,30 +98,29 @@ def _divisors(steps: Tensor) -> Tensor:
     return torch.where(steps == 0, 1.0, steps)
 
 
-def fit_rounded_layers(
-    model: RunningModel,
-    streams: Streams,
-    start: Callable[[int], RoundedBlock],
-    *,
-    tables: Mapping[str, Array],
-    n_steps: int,
-    first: int,
-    progress: Callable[[str, int, int], None],
-) -> Iterator[RoundedBlock]:
-    """Yield the fitted weights of every layer from the `first` on.
+class RoundedFit:
+    """Fit of the rounded weights of a block; `start` returns them."""
 
-    Parameters are those of `fit_layers`; `start` returns the rounded weights of a layer, and `tables` are rounded.
-    """
-    both = FitStreams(model, streams, tables, first)
-    for k, order in blocks_to_fit(both, n_steps, first, progress):
-        model.load(k)
-        block, best = Block(model, k), start(k)
-        if best.rounded:
-            fitted = _fitted(block, both, best, order)
-            kept, changed = both.errors(block, (_parameters(block, candidate) for candidate in (best, fitted)))
-            best = fitted if changed < kept else best
-        both.advance(block, _parameters(block, best))
-        yield best
+    def __init__(self, start: Callable[[int], RoundedBlock]) -> None:
+        self.start = start
+
+    def weights(self, block: Block, fitted: RoundedBlock) -> dict[str, Tensor]:
+        """Return the weights of the block."""
+        values = {
+            name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in parts])
+            for name, parts in fitted.rounded.items()
+        }
+        biases = {name: as_tensor(bias, block.model.device) for name, bias in fitted.biases.items()}
+        return _of_weights(block, values, biases)
+
+    def candidates(
+        self, block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]
+    ) -> Sequence[Callable[[], RoundedBlock]]:
+        """Return the weights as rounded, and as fitted; () if none is rounded."""
+        if not start.rounded:
+            return ()
+        fitted = _fitted(block, streams, start, order)
+        return (lambda: start), (lambda: fitted)
 
 
 def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]) -> RoundedBlock:
@@ -164,15 +161,6 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
         for name, of_weight in grids.items()
     }
     return RoundedBlock(rounded, start.originals, moved)
-
-
-def _parameters(block: Block, candidate: RoundedBlock) -> dict[str, Tensor]:
-    values = {
-        name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in parts])
-        for name, parts in candidate.rounded.items()
-    }
-    biases = {name: as_tensor(bias, block.model.device) for name, bias in candidate.biases.items()}
-    return _of_weights(block, values, biases)
 
 
 def _of_weights(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:

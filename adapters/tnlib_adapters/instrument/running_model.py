@@ -112,7 +112,7 @@ class RunningModel:
     placement: Placement = Placement()  # noqa: RUF009  immutable
 
     def changed(self, change: Change) -> RunningModel:
-        """Return a copy, whose weights may be changed; `change` is applied to every group of weights."""
+        """Return a copy with `change` applied to every group of weights; those that it returns unchanged are shared."""
         if self.weights is None:
             raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
         checkpoint = self.weights.source.checkpoint

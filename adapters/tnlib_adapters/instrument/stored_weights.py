@@ -71,21 +71,12 @@ def placement_of(function: str, device: str, dtype: str) -> Placement:
 
 @dataclass(frozen=True)
 class Source:
-    """Stored tensors of the parameters and persistent buffers of a model.
+    """Stored tensors of the parameters and persistent buffers of a model."""
 
-    Parameters
-    ----------
-    checkpoint
-        Folder of the weights.
-    wiring
-        Wiring of the model, by the names in memory.
-    stored
-        Name in the model -> stored tensor. A list holds one entry for every expert; a tuple holds matrices that are
-        joined along their first axis.
-    """
-
-    checkpoint: Checkpoint
-    wiring: Wiring
+    checkpoint: Checkpoint  # folder of the weights
+    wiring: Wiring  # wiring of the model, by the names in memory
+    # Name in the model -> stored tensor. A list holds one entry for every expert; a tuple holds matrices that are
+    # joined along their first axis.
     stored: Mapping[str, Any]
 
     def read(self, names: Sequence[str]) -> Group:
@@ -251,10 +242,11 @@ class StoredWeights:
     source
         Where the weights are stored.
     change
-        Applied to every group that is loaded; None for the weights as they are stored.
+        Applied to every group that is loaded, returns new tensors for changed weights; None for the weights as they are
+        stored.
     original
-        Weights of another model from the same source, to be changed: those in memory are copied and not read again. A
-        model that does not fit in memory shares them.
+        Weights of another model from the same source, to be changed: those in memory are not read again. Weights that
+        `change` returns unchanged are shared; without a change, those of a model that fits in memory are copied.
     max_bytes
         Weights in float32 that may stay in memory; None for those of `original`, or for `IN_MEMORY`.
     placement
@@ -333,13 +325,13 @@ class StoredWeights:
         original = self._original
         if original is None:
             values = self.source.read(self._names[group])
-        elif original.fit_in_memory:
-            values = {name: value.detach().clone() for name, value in original.held(group).items()}
-        elif original.has(group):
-            values = original.held(group)
         else:
-            values = original.read(group)
-        return values if self._change is None else self._change(group, _on_host(values))
+            values = original.held(group) if original.has(group) else original.read(group)
+        if self._change is not None:  # what it returns unchanged is shared
+            return self._change(group, _on_host(values))
+        if original is not None and original.fit_in_memory:
+            return {name: value.detach().clone() for name, value in values.items()}
+        return values
 
     def has(self, group: int) -> bool:
         """Test if the weights of a group are in memory."""

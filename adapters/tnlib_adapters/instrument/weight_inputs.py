@@ -7,7 +7,7 @@ embeddings that also makes the predictions has two uses: its module name, and `W
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -89,12 +89,8 @@ def observe_block(
 
     `uses` are those in this block, `gradient` that of the probe at its output, (texts, tokens, d_model) as x.
     """
-    wrote: dict[str, Tensor] = {}
-    with _keeping_reads(uses) as reads, _keeping_writes(uses, wrote), torch.enable_grad():
-        leaf = x.detach().to(model.dtype).requires_grad_()
-        out = run_block(model, k, leaf, call)
-        slopes, at_stream = _slopes(out, gradient, uses, wrote, leaf, batch)
-    return _reads(reads, uses, batch), slopes, at_stream
+    leaf = x.detach().to(model.dtype).requires_grad_()
+    return _observe(lambda: run_block(model, k, leaf, call), lambda _: gradient, leaf, uses, batch)
 
 
 def observe_output(
@@ -102,44 +98,43 @@ def observe_output(
 ) -> Observed:
     """Draw a probe of the output for the output x of the last block; return as `observe_block`, of unembeddings."""
     heads = {key: use for key, use in uses.items() if use.predicts}
-    wrote: dict[str, Tensor] = {}
-    with _keeping_reads(heads) as reads, _keeping_writes(heads, wrote), torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        out = outer.leave(leaf, batch)
-        slope = draw_probe(outer.model, out, batch, generator)
-        slopes, at_stream = _slopes(out, slope, heads, wrote, leaf, batch)
-    return _reads(reads, heads, batch), slopes, at_stream
+    leaf = x.detach().requires_grad_()
+    return _observe(
+        lambda: outer.leave(leaf, batch), lambda out: draw_probe(outer.model, out, batch, generator), leaf, heads, batch
+    )
 
 
-def observe_input(
-    outer: OuterLayers, batch: Batch, uses: WeightUses, gradient: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return inputs of tables, and gradients at their outputs, for the gradient at the input of the first block."""
+def observe_input(outer: OuterLayers, batch: Batch, uses: WeightUses, gradient: Tensor) -> Observed:
+    """Return as `observe_block`, of tables, for the gradient at the input of the first block."""
     tables = {key: use for key, use in uses.items() if use.is_table}
     if not tables:
-        return {}, {}
-    wrote: dict[str, Tensor] = {}
-    with _keeping_reads(tables) as reads, ExitStack() as hooks, torch.enable_grad():
+        return {}, {}, gradient
+    with ExitStack() as hooks:
         for use in tables.values():
             hooks.enter_context(_leaf_at(use.module))
-        hooks.enter_context(_keeping_writes(tables, wrote))
-        x, _ = outer.enter(batch)
-        slopes, _ = _slopes(x, gradient, tables, wrote, None, batch)
-    return _reads(reads, tables, batch), slopes
+        return _observe(lambda: outer.enter(batch)[0], lambda _: gradient, None, tables, batch)
 
 
-def _slopes(
-    out: Tensor, gradient: Tensor, uses: WeightUses, wrote: Mapping[str, Tensor], leaf: Tensor | None, batch: Batch
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the gradients at the outputs of the uses, and at the leaf."""
-    tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
-    grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient.to(out)), strict=True))
+def _observe(
+    run: Callable[[], Tensor],
+    gradient_of: Callable[[Tensor], Tensor],
+    leaf: Tensor | None,
+    uses: WeightUses,
+    batch: Batch,
+) -> Observed:
+    """Run a part of a model; return inputs, gradients at outputs and at the leaf for the gradient of the result."""
+    wrote: dict[str, Tensor] = {}
+    with _keeping_reads(uses) as reads, _keeping_writes(uses, wrote), torch.enable_grad():
+        out = run()
+        gradient = gradient_of(out)
+        tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
+        grads = dict(zip(tensors, torch.autograd.grad(out, [*tensors.values()], gradient.to(out)), strict=True))
     slopes = {}
     for key, use in uses.items():
         grad = grads[id(wrote[key])]
         grad = grad if use.projection is None else use.projection.written(grad)
         slopes[key] = _valid(grad if use.scale == 1 else use.scale * grad, batch)
-    return slopes, gradient if leaf is None else grads[id(leaf)]
+    return _reads(reads, uses, batch), slopes, gradient if leaf is None else grads[id(leaf)]
 
 
 @contextmanager

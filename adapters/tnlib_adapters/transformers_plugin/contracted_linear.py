@@ -18,14 +18,7 @@ from torch import Tensor
 
 from tnlib import CP, SVD, ArgumentError, LowRank, TTMatrix, Tucker
 from tnlib._validate import is_list
-from tnlib_adapters.transformers_plugin.factored_linear import (
-    Borrowed,
-    FactoredLinear,
-    Factors,
-    Multiplications,
-    must_agree,
-    shapes,
-)
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications, must_agree
 
 Axes = tuple[str, ...]
 _Step = tuple[str, Axes]  # a factor, and the axes that occur after it
@@ -33,22 +26,13 @@ _Step = tuple[str, Axes]  # a factor, and the axes that occur after it
 
 @dataclass(frozen=True)
 class Contraction:
-    """Axes of the factors, in the order in which rows are multiplied by them.
+    """Axes of the factors, in the order in which rows are multiplied by them."""
 
-    Parameters
-    ----------
-    axes
-        Factor -> names of its axes.
-    inputs, outputs
-        Axes of the weight that are read and written, each one feature axis in this order.
-    forming
-        The factors in the order in which the weight is multiplied out, in groups that are multiplied out one by one
-        and then with each other; () for one group in the order of `axes`.
-    """
-
-    axes: Mapping[str, Axes]
-    inputs: Axes
+    axes: Mapping[str, Axes]  # factor -> names of its axes
+    inputs: Axes  # axes of the weight that are read and written, each one feature axis in this order
     outputs: Axes
+    # the factors in the order in which the weight is multiplied out, in groups that are multiplied out one by one and
+    # then with each other; () for one group in the order of `axes`
     forming: tuple[tuple[str, ...], ...] = ()
 
 
@@ -60,9 +44,9 @@ def whole(part: str, inputs: Sequence[int] = (0,), outputs: Sequence[int] = (1,)
     return Contraction({part: _numbered("n", range(len(inputs) + len(outputs)))}, *_read_and_written(inputs, outputs))
 
 
-def tt_matrix(factors: Factors | Borrowed) -> Contraction:
+def tt_matrix(n_cores: int) -> Contraction:
     """Return the network of a TT-matrix: core k (r, m, n, r) with input leg m and output leg n."""
-    cores = range(_count(factors, "core"))
+    cores = range(n_cores)
     axes = {f"core{k}": (f"r{k}", f"m{k}", f"n{k}", f"r{k + 1}") for k in cores}
     return Contraction(axes, _numbered("m", cores), _numbered("n", cores))
 
@@ -86,11 +70,10 @@ def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
 class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
     """A layer whose weight is a tensor network; `first` restricts axis "n0" to some entries, as of a stack."""
 
-    def __init__(self, factors: Factors | Borrowed, network: Contraction, first: slice | None = None) -> None:
+    def __init__(self, factors: Factors, network: Contraction, first: slice | None = None) -> None:
         sizes = dict[str, int]()
         for part, axes in network.axes.items():
-            (shape,) = shapes(factors, part)
-            for axis, size in zip(axes, shape, strict=True):
+            for axis, size in zip(axes, factors.shapes[part], strict=True):
                 must_agree(sizes.setdefault(axis, size), size)
         if first is not None:
             sizes["n0"] = len(range(*first.indices(sizes["n0"])))
@@ -118,9 +101,9 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
             legs = read, tuple(leg for leg in range(len(value.factors)) if leg not in read)
             factors = {f"factor{k}": factor for k, factor in enumerate(value.factors)}
             if isinstance(value, Tucker):
-                return cls(_tensors({"core": value.core} | factors), tucker(*legs))
+                return cls(Factors.of_arrays({"core": value.core} | factors), tucker(*legs))
             weights = value.weights.astype(value.dtype)  # real, even where the factors are complex
-            return cls(_tensors({"weights": weights} | factors), cp(*legs))
+            return cls(Factors.of_arrays({"weights": weights} | factors), cp(*legs))
         if inputs is not None:
             raise ArgumentError(
                 f"FactoredLinear.from_value: inputs must be None for a {type(value).__name__}, got {inputs!r}; its "
@@ -128,12 +111,12 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
             )
         if isinstance(value, TTMatrix):
             share = float(np.exp(value.log_scale / len(value.cores)))
-            cores = _tensors({f"core{k}": share * core for k, core in enumerate(value.cores)})
-            return cls(cores, tt_matrix(cores))
+            cores = {f"core{k}": share * core for k, core in enumerate(value.cores)}
+            return cls(Factors.of_arrays(cores), tt_matrix(len(cores)))
         if isinstance(value, LowRank):
-            return cls(_tensors({"left": value.left, "right": value.right}), LOW_RANK)
+            return cls(Factors.of_arrays({"left": value.left, "right": value.right}), LOW_RANK)
         roots = np.sqrt(value.s)
-        return cls(_tensors({"left": value.u * roots, "right": roots[:, None] * value.vh}), LOW_RANK)
+        return cls(Factors.of_arrays({"left": value.u * roots, "right": roots[:, None] * value.vh}), LOW_RANK)
 
     def product(self, x: Tensor) -> Tensor:
         """Return x W, one factor after the other."""
@@ -255,16 +238,6 @@ def _numbered(name: str, numbers: Iterable[int]) -> Axes:
 
 def _read_and_written(inputs: Sequence[int], outputs: Sequence[int]) -> tuple[Axes, Axes]:
     return _numbered("n", inputs), _numbered("n", outputs)
-
-
-def _count(factors: Factors | Borrowed, stem: str) -> int:
-    names = factors.names if isinstance(factors, Borrowed) else factors
-    return sum(name.startswith(stem) for name in names)
-
-
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return copies of arrays as tensors, so that training does not change the value."""
-    return {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
 
 
 def _legs_read(value: Tucker | CP, inputs: Sequence[int] | None) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,16 +24,27 @@ from tnlib_adapters.factors.factored_matrix import scale_name
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, multiply_few
 
-Factors = Mapping[str, Tensor]
 
+class Factors(NamedTuple):
+    """Factors of a layer by name: its own parameters, or those of another module, which several layers can share."""
 
-class Borrowed(NamedTuple):
-    """Factors that are parameters of another module, so that several layers can share them."""
+    shapes: Mapping[str, tuple[int, ...]]  # also where the parameters are packed integers
+    formats: Mapping[str, IntegerFormat] = {}  # of the factors in integers
+    parameters: Mapping[str, nn.Parameter] = {}  # factors and scales, to be registered in the layer
+    home: nn.Module | None = None  # other module that holds the parameters
+    stem: str = ""  # of their names there
 
-    home: nn.Module
-    names: Mapping[str, str]  # part -> name of the parameter in `home`
-    shapes: Mapping[str, tuple[int, ...]]  # of the factors, also where the parameters are packed integers
-    formats: Mapping[str, IntegerFormat]  # of the parts in integers
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Any]) -> Factors:
+        """Return copies of arrays as parameters, so that training does not change the arrays."""
+        tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return cls(shapes, parameters={name: nn.Parameter(tensor) for name, tensor in tensors.items()})
+
+    def only(self, part: str) -> Factors:
+        """Return one of the factors of another module."""
+        formats = {name: form for name, form in self.formats.items() if name == part}
+        return self._replace(shapes={part: self.shapes[part]}, formats=formats)
 
 
 class Multiplications(NamedTuple):
@@ -55,27 +67,16 @@ class FactoredLinear(nn.Module, ABC):
         super().__init_subclass__()
         FactoredLinear._kinds.update(dict.fromkeys(formats, cls))
 
-    def __init__(self, factors: Factors | Borrowed, features: tuple[int, int]) -> None:
+    def __init__(self, factors: Factors, features: tuple[int, int]) -> None:
         super().__init__()
         self.in_features, self.out_features = features
         # a module in a tuple is not registered as a submodule: its parameters are listed once, in `home`
-        self._home: tuple[nn.Module, ...] = ()
-        if isinstance(factors, Borrowed):
-            self._home, self._names = (factors.home,), dict(factors.names)
-            self._shapes, self._formats = dict(factors.shapes), dict(factors.formats)
-        else:
-            self._names = {part: part for part in factors}
-            self._shapes = {part: tuple(factor.shape) for part, factor in factors.items()}
-            self._formats = {}
-            for part, factor in factors.items():
-                self.register_parameter(part, nn.Parameter(factor))
+        self._home = () if factors.home is None else (factors.home,)
+        self._names = {part: factors.stem + part for part in factors.shapes}
+        self._shapes, self._formats = dict(factors.shapes), dict(factors.formats)
+        for name, parameter in factors.parameters.items():
+            self.register_parameter(name, parameter)
         self.register_parameter("bias", None)
-
-    def set_parameters(self, parameters: Mapping[str, nn.Parameter], formats: Mapping[str, IntegerFormat]) -> None:
-        """Replace the parameters of all parts: integers and scales for parts with a format."""
-        self._formats = dict(formats)
-        for part, parameter in parameters.items():
-            self.register_parameter(part, parameter)
 
     @staticmethod
     def from_value(
@@ -270,13 +271,6 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
 def no_numbers(like: Tensor) -> nn.Parameter:
     """Return an empty, untrained parameter for the name of a weight that is stored as factors."""
     return nn.Parameter(like.new_empty(0), requires_grad=False)
-
-
-def shapes(factors: Factors | Borrowed, *parts: str) -> list[torch.Size]:
-    """Return the shapes of these parts."""
-    if isinstance(factors, Borrowed):
-        return [torch.Size(factors.shapes[part]) for part in parts]
-    return [factors[part].shape for part in parts]
 
 
 def must_agree(size: int, other: int) -> None:

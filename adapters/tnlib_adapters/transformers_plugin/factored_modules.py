@@ -22,21 +22,13 @@ from tnlib_adapters.transformers_plugin.contracted_linear import (
     tucker,
     whole,
 )
-from tnlib_adapters.transformers_plugin.factored_linear import (
-    Borrowed,
-    FactoredLinear,
-    Factors,
-    as_dense,
-    no_numbers,
-)
-from tnlib_adapters.transformers_plugin.indexed_linear import InterpolativeLinear, IntoHeads, OutOfHeads
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, as_dense, no_numbers
+from tnlib_adapters.transformers_plugin.indexed_linear import HeadLinear, InterpolativeLinear
 
 STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
 
 
-def make_layer(
-    described: Description, factors: Factors | Borrowed, names: str = "", sizes: Sizes | None = None
-) -> FactoredLinear:
+def make_layer(described: Description, factors: Factors, names: str = "", sizes: Sizes | None = None) -> FactoredLinear:
     """Return the layer of a factored matrix, without a bias parameter; `FileFormatError` if its factors do not fit.
 
     The layer computes the projections `names` of those of the matrix, or "", without `sizes`, the weight of a module.
@@ -79,49 +71,40 @@ def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[in
     return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
 
 
-def _borrow(home: nn.Module, described: Description, stem: str = "") -> Borrowed:
-    """Return the factors whose parameters `home` has under the names of the parts after `stem`."""
-    return Borrowed(home, {part: stem + part for part in described.shapes}, described.shapes, described.formats)
-
-
-def _as_factor(factors: Borrowed, part: str) -> Borrowed:
-    formats = {"factor": factors.formats[part]} if part in factors.formats else {}
-    return Borrowed(factors.home, {"factor": factors.names[part]}, {"factor": factors.shapes[part]}, formats)
-
-
 def _of_stack(
-    network: Callable[..., Contraction], described: Description, factors: Factors | Borrowed, names: str
+    network: Callable[..., Contraction], described: Description, factors: Factors, names: str
 ) -> FactoredLinear:
     inputs, outputs, first = _legs(described, names)
     return ContractedLinear(factors, network(inputs, outputs), first)
 
 
-def _heads(described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None) -> FactoredLinear:
-    if sizes is None or not isinstance(factors, Borrowed):
+def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
+    if sizes is None:
         raise ValueError("heads outside an attention module")
-    d_head = sizes.of_head(names)
-    ranks = ranks_of(names, described.ranks, sizes)
-    if names == described.of[0]:
-        return IntoHeads(_as_factor(factors, "left"), ranks, d_head, sizes.d_model)
-    right = _as_factor(factors, "right")
-    if names == "o":
-        return OutOfHeads(right, ranks, d_head)
-    return IntoHeads(right, ranks, d_head, sizes.d_model, transposed=True)
+    is_first = names == described.of[0]
+    return HeadLinear(
+        factors.only("left" if is_first else "right"),
+        ranks_of(names, described.ranks, sizes),
+        sizes.of_head(names),
+        sizes.d_model,
+        reads_heads=names == "o",
+        transposed=not is_first and names != "o",
+    )
 
 
-def _interpolative(
-    described: Description, factors: Factors | Borrowed, names: str, sizes: Sizes | None
-) -> FactoredLinear:
+def _interpolative(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
     if sizes is None:
         return InterpolativeLinear(factors, described.rows, described.shape[0])
     n_in = sizes.widths["o"] if names == "o" else sizes.d_model
     return InterpolativeLinear(factors, described.rows, n_in)
 
 
-MAKE: Mapping[str, Callable[[Description, Factors | Borrowed, str, Sizes | None], FactoredLinear]] = {
+MAKE: Mapping[str, Callable[[Description, Factors, str, Sizes | None], FactoredLinear]] = {
     "dense": lambda described, factors, *_: ContractedLinear(factors, whole(whole_part(described.of))),
     "low_rank": lambda _, factors, *__: ContractedLinear(factors, LOW_RANK),
-    "ttm": lambda _, factors, *__: ContractedLinear(factors, tt_matrix(factors)),
+    "ttm": lambda _, factors, *__: ContractedLinear(
+        factors, tt_matrix(sum(part.startswith("core") for part in factors.shapes))
+    ),
     "heads": _heads,
     "interpolative": _interpolative,
     "tucker": lambda described, factors, names, _: _of_stack(tucker, described, factors, names),
@@ -203,7 +186,7 @@ def build(
     layers: dict[str, FactoredLinear] = {}
     for description in described:
         part = "".join(name for name in letters if name in description.of)
-        factors = _borrow(home, description, f"{description.of}_")
+        factors = Factors(description.shapes, description.formats, home=home, stem=f"{description.of}_")
         for names in _together(part, sizes) if description.kind in STACKS and fused == "blocks" else part:
             layers[names] = make_layer(description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: letters.index(names[0]))
@@ -233,7 +216,7 @@ class FactoredEmbedding(nn.Module):
                 self.register_parameter(part, parameter)
         # modules in a tuple are not submodules: the factors are parameters of one module, as in the file
         self._tied = () if tied is None else (tied,)
-        self._layer = (make_layer(described, _borrow(self.embedding, described)),)
+        self._layer = (make_layer(described, Factors(described.shapes, described.formats, home=self.embedding)),)
         self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
         self.scale = scale
 
@@ -338,9 +321,8 @@ def factored_module(described: Description, original: nn.Module, scale: float) -
             )
         module = FactoredEmbedding(described, weight, 1.0 if type(original) is nn.Embedding else scale)
     else:
-        parts = {part: torch.empty(shape, device="meta") for part, shape in described.shapes.items()}
-        layer = make_layer(described, parts)
-        layer.set_parameters(empty_parameters(described, weight), described.formats)
+        factors = Factors(described.shapes, described.formats, empty_parameters(described, weight))
+        layer = make_layer(described, factors)
         layer.bias = getattr(original, "bias", None)
         module = layer
     module.register_parameter("weight", no_numbers(weight))

@@ -16,14 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tnlib_adapters.factors.expansion import places
-from tnlib_adapters.transformers_plugin.factored_linear import (
-    Borrowed,
-    FactoredLinear,
-    Factors,
-    Multiplications,
-    must_agree,
-    shapes,
-)
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications, must_agree
 
 # Copied numbers in units of multiplications, on one thread with AVX-512: 0.5 to 1.1 ns for a column of x that moves,
 # 0.5 ns for a number of L, 0.024 ns for a multiplication.
@@ -40,8 +33,8 @@ class InterpolativeLinear(FactoredLinear):
     columns: Tensor
     inverse: Tensor
 
-    def __init__(self, factors: Factors | Borrowed, rows: Sequence[int], in_features: int) -> None:
-        left, right = shapes(factors, "left", "right")
+    def __init__(self, factors: Factors, rows: Sequence[int], in_features: int) -> None:
+        left, right = factors.shapes["left"], factors.shapes["right"]
         must_agree(left[1], right[0])
         must_agree(len(rows), right[0])
         super().__init__(factors, (in_features, right[1]))
@@ -132,109 +125,90 @@ class InterpolativeLinear(FactoredLinear):
         return self.unit_rows.index(self.in_features) if self.in_features in self.unit_rows else None
 
 
-class _HeadLinear(FactoredLinear):
-    """Base class: indices of the used inner dimensions, and padding with zeros."""
+class HeadLinear(FactoredLinear):
+    """A projection with a rank per head: a factor (in, r) into heads, or (r, out) out of them.
+
+    Parameters
+    ----------
+    factors
+        One factor. One into heads may have the bias as an additional last row.
+    ranks, d_head
+        Rank of every head, and its width.
+    d_model
+        Width of the residual stream.
+    reads_heads
+        True for a factor that is multiplied by the output of the heads.
+    transposed
+        True for a factor into heads that is stored as (r, in).
+    """
 
     filled: Tensor | None
 
     def __init__(
         self,
-        factors: Borrowed,
-        features: tuple[int, int],
+        factors: Factors,
         ranks: Sequence[int],
         d_head: int,
+        d_model: int,
+        *,
+        reads_heads: bool = False,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(factors, features)
-        self.ranks, self.d_head = tuple(ranks), d_head
-        self.rank, self.width = sum(ranks), len(ranks) * d_head
-        if max(ranks) > d_head:
-            raise ValueError(f"ranks {self.ranks} for heads of {d_head}")
+        rank, width = sum(ranks), len(ranks) * d_head
+        super().__init__(factors, (width, d_model) if reads_heads else (d_model, width))
+        ((self.name, shape),) = factors.shapes.items()
+        self.ranks, self.d_head, self.rank, self.width = tuple(ranks), d_head, rank, width
+        self.reads_heads, self.transposed = reads_heads, transposed
+        n_model, n_inner = shape[::-1] if transposed or reads_heads else shape
+        has_bias_row = n_model == d_model + 1 and not reads_heads
+        if max(ranks) > d_head or n_inner != rank or not (n_model == d_model or has_bias_row):
+            raise ValueError(f"a factor of shape {tuple(shape)} for ranks {self.ranks} of heads of {d_head}")
 
     def settle(self) -> None:
         """Create the indices, which are not in the state dict, on the device of the factors."""
-        device = self.like().device
-        indices = (
-            None
-            if self.rank == self.width
-            else torch.tensor(places(self.ranks, self.d_head), dtype=torch.long, device=device)
-        )
-        self.register_buffer("filled", indices, persistent=False)
+        used = None if self.rank == self.width else torch.tensor(places(self.ranks, self.d_head), dtype=torch.long)
+        self.register_buffer("filled", None if used is None else used.to(self.like().device), persistent=False)
 
-    def spread(self, y: Tensor) -> Tensor:
-        """Pad the columns of all heads, (..., rank), with zeros to (..., width)."""
-        if self.filled is None:
-            return y
-        return y.new_zeros(*y.shape[:-1], self.width).index_copy(-1, self.filled, y)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x W + b; a factor with a bias row is dequantized once."""
+        if self.reads_heads:
+            return super().forward(x)
+        self.check(x)
+        rows = self._rows()
+        y = x @ rows[: self.in_features]
+        y = self._spread(y + rows[-1].to(y.dtype) if len(rows) > self.in_features else y)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x W."""
+        if not self.reads_heads:
+            return self._spread(x @ self._rows()[: self.in_features])
+        filled = x if self.filled is None else x.index_select(-1, self.filled)
+        return filled @ self.part(self.name)  # ... [r], [r] d
+
+    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W."""
+        if self.reads_heads:
+            return self._spread(self.part(self.name, dtype).T).T
+        return self._spread(self._rows(dtype)[: self.in_features])
+
+    def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the bias, from its row if there is one."""
+        if not self.reads_heads and len(rows := self._rows(dtype)) > self.in_features:
+            return self._spread(rows[-1])
+        return super().added(dtype)
 
     def cost(self) -> Multiplications:
         """Return the size of the factor, and 0: multiplying out only adds zeros."""
         return Multiplications(self.rank * (self.in_features + self.out_features - self.width), 0)
 
-
-class IntoHeads(_HeadLinear):
-    """x (..., d_model) to heads: a factor (d_model, r), or its transpose; one more row holds the bias."""
-
-    def __init__(
-        self,
-        factors: Borrowed,
-        ranks: Sequence[int],
-        d_head: int,
-        d_model: int,
-        *,
-        transposed: bool = False,
-    ) -> None:
-        super().__init__(factors, (d_model, len(ranks) * d_head), ranks, d_head)
-        self.transposed = transposed
-        shape = shapes(factors, "factor")[0]
-        if tuple(shape[:: -1 if transposed else 1]) not in (
-            (d_model, self.rank),
-            (d_model + 1, self.rank),
-        ):
-            raise ValueError(f"a factor of shape {tuple(shape)} for ranks {self.ranks}")
-
-    def rows(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the factor with its bias, (d_model or d_model + 1, r)."""
-        factor = self.part("factor", dtype)
+    def _rows(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a factor into heads with its bias, (in or in + 1, r)."""
+        factor = self.part(self.name, dtype)
         return factor.T if self.transposed else factor
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x W + b."""
-        self.check(x)
-        rows = self.rows()
-        y = x @ rows[: self.in_features]
-        if len(rows) > self.in_features:
-            y = y + rows[-1].to(y.dtype)
-        y = self.spread(y)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x W."""
-        return self.spread(x @ self.rows()[: self.in_features])
-
-    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return W."""
-        return self.spread(self.rows(dtype)[: self.in_features])
-
-    def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
-        """Return the bias, from its row if there is one."""
-        rows = self.rows(dtype)
-        return self.spread(rows[-1]) if len(rows) > self.in_features else super().added(dtype)
-
-
-class OutOfHeads(_HeadLinear):
-    """Heads to x (..., d_model): a factor (r, d_model)."""
-
-    def __init__(self, factors: Borrowed, ranks: Sequence[int], d_head: int) -> None:
-        (shape,) = shapes(factors, "factor")
-        super().__init__(factors, (len(ranks) * d_head, shape[1]), ranks, d_head)
-        if shape[0] != self.rank:
-            raise ValueError(f"a factor of shape {tuple(shape)} for ranks {self.ranks}")
-
-    def product(self, x: Tensor) -> Tensor:
-        """Return x W."""
-        filled = x if self.filled is None else x.index_select(-1, self.filled)
-        return filled @ self.part("factor")  # ... [r], [r] d
-
-    def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return W."""
-        return self.spread(self.part("factor", dtype).T).T
+    def _spread(self, y: Tensor) -> Tensor:
+        """Pad the columns of all heads, (..., rank), with zeros to (..., width)."""
+        if self.filled is None:
+            return y
+        return y.new_zeros(*y.shape[:-1], self.width).index_copy(-1, self.filled, y)

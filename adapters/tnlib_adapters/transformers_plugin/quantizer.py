@@ -8,6 +8,7 @@ writes the same file. `model.dequantize()` returns a dense model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -85,10 +86,7 @@ class TnlibQuantizer(HfQuantizer):
             # that no file holds
             if not layer.attention._non_persistent_buffers_set:
                 layer.attention._is_hf_initialized = True  # type: ignore[assignment]
-        for description in _modules(model, self.quantization_config):
-            place = _place(model, wiring, description)
-            if place is None:
-                continue
+        for description, place in _places(model, wiring, self.quantization_config):
             module = factored_module(description, model.get_submodule(place), wiring.embedding.scale)
             _set_initialized(model, place, module)
             if isinstance(module, FactoredEmbedding):
@@ -121,10 +119,7 @@ class TnlibQuantizer(HfQuantizer):
                 layer.attention.set_submodule(name, _conv1d(dense) if is_conv else dense)
             delattr(layer.attention, METHOD)
         wiring = _wire(model.config)
-        for description in _modules(model, self.quantization_config):
-            place = _place(model, wiring, description)
-            if place is None:
-                continue
+        for description, place in _places(model, wiring, self.quantization_config):
             module = cast(FactoredLinear | FactoredEmbedding, model.get_submodule(place))
             dense_module = module.to_dense()
             is_conv = isinstance(dense_module, nn.Linear) and _is_conv(wiring, description.module)
@@ -192,11 +187,6 @@ def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
     return layers
 
 
-def _modules(model: nn.Module, config: TnlibConfig) -> list[Description]:
-    """Return the factored matrices outside the attention."""
-    return [description for description in _described(model, config) if not description.of]
-
-
 def _wire(config: Any) -> Wiring:
     return wire(config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
 
@@ -208,12 +198,16 @@ def _described(model: nn.Module, config: TnlibConfig) -> list[Description]:
     return descriptions({KEY: section}, _wire(model.config).attention_modules) or []
 
 
-def _place(model: Any, wiring: Wiring, description: Description) -> str | None:
-    """Return the name of the module of a matrix; None for an unembedding if the model has none."""
-    if not wiring.is_unembedding(description.module):
-        return find_place(model, description.module)[0]
-    head = model.get_output_embeddings()
-    return next((name for name, module in model.named_modules() if module is head), None)
+def _places(model: Any, wiring: Wiring, config: TnlibConfig) -> Iterator[tuple[Description, str]]:
+    """Yield the factored matrices outside the attention, and the names of their modules; no absent unembedding."""
+    for description in _described(model, config):
+        if description.of:
+            continue
+        head = model.get_output_embeddings()
+        if not wiring.is_unembedding(description.module):
+            yield description, find_place(model, description.module)[0]
+        elif head is not None:
+            yield description, next(name for name, module in model.named_modules() if module is head)
 
 
 def _is_conv(wiring: Wiring, name: str) -> bool:

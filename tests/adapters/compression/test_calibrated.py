@@ -36,9 +36,9 @@ from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
-from tnlib_adapters.instrument.block import Block, as_tensor, install  # noqa: E402
+from tnlib_adapters.instrument.block import Block, as_array, as_tensor, install  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import FitStreams, descend, fit_layers  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FactorFit, FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, open_running  # noqa: E402
 from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
@@ -150,8 +150,9 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
         for n, weight in one.expand(checkpoint.sizes).weights.items():
             np.testing.assert_array_equal(weight, folded[k].weights[n])
     streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
-    for k, fitted in enumerate(fit_layers(after, streams, whole.__getitem__, n_steps=1, progress=quiet)):
-        install(after, k, fitted.expand(checkpoint.sizes))
+    fit = FactorFit(after, whole.__getitem__)
+    for k, fitted in enumerate(fit_layers(after, streams, fit, n_steps=1, progress=quiet)):
+        install(after, k, fitted.each(as_array).expand(checkpoint.sizes))
     batch = first_batch(before)
     with torch.no_grad():
         one, two = (m(batch)[batch.valid] if m.predicts else m(batch) for m in (before, after))
@@ -205,9 +206,10 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 4 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    products = fit_layers(fitted, streams, lambda k: at_options(layers[k], ranks), n_steps=15, progress=quiet)
+    fit = FactorFit(fitted, lambda k: at_options(layers[k], ranks))
+    products = fit_layers(fitted, streams, fit, n_steps=15, progress=quiet)
     for k, one in enumerate(products):
-        install(fitted, k, one.expand(checkpoint.sizes))
+        install(fitted, k, one.each(as_array).expand(checkpoint.sizes))
     for k, one in enumerate(layers):
         install(truncated, k, at_options(one, ranks).expand(checkpoint.sizes))
     one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))

@@ -199,7 +199,7 @@ def test_bits_are_those_of_the_stored_parts() -> None:
     assert matrix.describe().n_bits(16) == 16 * (350 + 45 + 9)
     for bits in BITS:
         stored = rounded(matrix, bits).parts()
-        n_bits = sum(8 * part.values.nbytes for name, part in stored.items() if name != "bias") + 9 * 16
+        n_bits = sum(8 * part.nbytes for name, part in stored.items() if name != "bias") + 9 * 16
         assert rounded(matrix, bits).describe().n_bits(16) == n_bits
     assert rounded(matrix, 3).n_parameters == matrix.n_parameters
 
@@ -227,10 +227,9 @@ def test_a_description_reads_what_it_wrote(bits: int) -> None:
     rng = np.random.default_rng(8)
     parts = {"left": rng.standard_normal((70, 5)), "right": rng.standard_normal((5, 9))}
     matrix = rounded(FactoredMatrix("low_rank", "q", parts), bits)
-    stored = {
-        name: from_bf16(part.values) if part.dtype == "BF16" else part.values for name, part in matrix.parts().items()
-    }
     description = matrix.describe()
+    dtypes = {name: dtype for name, (dtype, _) in description.tensors.items()}
+    stored = {name: from_bf16(part) if dtypes[name] == "BF16" else part for name, part in matrix.parts().items()}
     assert {name: part.shape for name, part in stored.items() if "scale" not in name} == description.stored_shapes
     again = description.read(stored.__getitem__)
     for part, values in matrix.arrays.items():

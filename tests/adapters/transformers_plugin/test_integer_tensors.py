@@ -19,7 +19,7 @@ from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # n
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import ContractedLinear, InterpolativeLinear, keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.contracted_linear import whole  # noqa: E402
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors  # noqa: E402
 from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, multiply_few  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
@@ -93,12 +93,10 @@ def test_no_kernel_where_another_way_is_needed() -> None:
 
 def layer_of(form: IntegerFormat) -> FactoredLinear:
     """A layer whose weight is held in integers."""
-    layer = ContractedLinear({"weight": torch.zeros(SHAPE)}, whole("weight"))
     codes, scales, _ = stored(form)
     parameters = {"weight": torch.nn.Parameter(codes, requires_grad=False), "weight_scale": torch.nn.Parameter(scales)}
     assert scale_name("weight") in parameters
-    layer.set_parameters(parameters, {"weight": form})
-    return layer
+    return ContractedLinear(Factors({"weight": SHAPE}, {"weight": form}, parameters), whole("weight"))
 
 
 def test_a_layer_compiles_without_a_break() -> None:
@@ -131,14 +129,13 @@ def test_interpolative_layers(bits: int, bias: str) -> None:
     if bias != "none":
         left[-1] *= 100.0 if bias == "unit row" else 1e-2  # pivots are the largest rows
     rest, new, rows = pack(left, normal((rank, n_out), seed=1))
-    layer = InterpolativeLinear({"left": torch.from_numpy(rest), "right": torch.from_numpy(new)}, rows, n)
     formats = dict.fromkeys(("left", "right"), IntegerFormat(bits, 0, 64 * (bits < 8)))
     parameters = {}
     for name, a in (("left", rest), ("right", new)):
         own = round_to_nearest(a.astype(np.float32), formats[name])
         parameters[name] = torch.nn.Parameter(torch.from_numpy(own.stored()), requires_grad=False)
         parameters[scale_name(name)] = torch.nn.Parameter(torch.from_numpy(own.scales))
-    layer.set_parameters(parameters, formats)
+    layer = InterpolativeLinear(Factors({"left": rest.shape, "right": new.shape}, formats, parameters), rows, n)
     layer.settle()
     x = torch.from_numpy(normal((2, n), seed=2)).float()
     wanted, wanted_product = layer(x), layer.product(x)  # with gradients, and so by values

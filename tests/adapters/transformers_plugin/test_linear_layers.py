@@ -19,6 +19,7 @@ from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear, InterpolativeLinear, use_linear_layers  # noqa: E402
 from tnlib_adapters.transformers_plugin.contracted_linear import LOW_RANK, ContractedLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.factored_linear import Factors  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -34,7 +35,7 @@ def interpolative(bias: str, m: int = 12, r: int = 3, n: int = 7) -> tuple[Inter
     right = rng.standard_normal((r, n))
     rest, new, rows = pack(left, right)
     assert (m in rows) == (bias == "unit row")
-    layer = InterpolativeLinear({"left": torch.from_numpy(rest), "right": torch.from_numpy(new)}, rows, m)
+    layer = InterpolativeLinear(Factors.of_arrays({"left": rest, "right": new}), rows, m)
     layer.settle()
     return layer, left @ right
 
@@ -77,7 +78,9 @@ def test_an_interpolative_layer_compiles_without_a_break(bias: str) -> None:
 
 
 def test_rank_zero_becomes_layers_of_zeros() -> None:
-    layer = ContractedLinear({"left": torch.zeros(64, 0), "right": torch.zeros(0, 48)}, LOW_RANK)
+    layer = ContractedLinear(
+        Factors.of_arrays({"left": np.zeros((64, 0), np.float32), "right": np.zeros((0, 48), np.float32)}), LOW_RANK
+    )
     linear = use_linear_layers(torch.nn.Sequential(layer))
     assert len(linear[0]) == 2
     assert bool((linear(torch.ones(2, 64)) == 0).all())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from tnlib_adapters.compression.calibration.collect_calibration import (
     with_bias_row,
 )
 from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.resumed_run import Fitted
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import names_of
 from tnlib_adapters.compression.methods.components import (
@@ -38,7 +36,7 @@ from tnlib_adapters.factors.interpolative import pack
 from tnlib_adapters.factors.projections import NAMES, Products, Projections
 
 if TYPE_CHECKING:
-    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.layer_fit import FactorFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss (built-in Llama: 0.38 to 0.19 and 0.053 to
@@ -47,95 +45,71 @@ _NOT_FITTED = 2
 
 
 @dataclass(frozen=True)
-class ProjectionBias:
-    """Name, inputs and biases of a projection of the attention; the weight of a module has the name ""."""
-
-    name: str
-    n_in: int  # inputs, without a bias row
-    is_biased: bool = False  # the bias is 0 where no row of the weight holds it
-    output_bias: Array | None = None  # of projection "o"
-
-    @property
-    def has_bias_row(self) -> bool:
-        """True if the last row of the weight may be its bias."""
-        return self.is_biased and self.name != "o"
-
-
 class ComponentOptions:
     """A weight by a number of its components while their factors are smaller than the weight, then the dense weight.
 
     All heads of a projection share its components, so rotary embeddings and norms may act between queries and keys.
-
-    Parameters
-    ----------
-    weight
-        (in, out); of a projection with its bias as the last row, see `with_bias_row`.
-    components
-        Of `weight`.
-    projection
-        Of the attention, with its biases; None for the weight of a module.
-    gauged
-        True if factors are stored without gauge freedom: not for a table, where a look-up needs all rows of a factor.
-    looked_up
-        True for a table without predictions.
     """
 
-    def __init__(
-        self,
-        weight: Array,
-        components: Components,
-        projection: ProjectionBias | None = None,
-        *,
-        gauged: bool = True,
-        looked_up: bool = False,
-    ) -> None:
-        self.weight, self.components = weight, components
-        self.projection = projection or ProjectionBias("", len(weight))
-        self._gauged, self._looked_up = gauged, looked_up
+    weight: Array  # (in, out), or (in + 1, out) with the bias of a projection as the last row, see `with_bias_row`
+    components: Components  # of `weight`
+    name: str = ""  # of a projection of the attention, "" for the weight of a module
+    has_bias_row: bool = False  # True if the last row of `weight` is the bias
+    is_biased: bool = False  # True if the projection has a bias: 0 where no row holds it
+    output_bias: Array | None = None  # of projection "o"
+    gauged: bool = True  # False for a table: a look-up needs all rows of a factor, and gauge freedom stays
+    looked_up: bool = False  # True for a table without predictions
+
+    @classmethod
+    def of_projection(cls, folded: Projections, name: str, components: Components) -> ComponentOptions:
+        """Return a projection with folded biases by the components of `with_bias_row`."""
+        weight, bias = with_bias_row(folded, name), folded.biases.get("o") if name == "o" else None
+        has_bias_row = len(weight) > len(folded.weights[name])
+        return cls(weight, components, name, has_bias_row, name in folded.biases, bias)
 
     @property
     def curve(self) -> Curve:
         """Numbers and losses of 0, 1, ... components, then of the dense weight."""
-        n_dense = (self.projection.n_in + self.projection.has_bias_row) * self.weight.shape[1]
-        curve = self.components.curve(n_dense, gauged=self._gauged, looked_up=self._looked_up)
-        bias = self.projection.output_bias
-        return curve if bias is None else replace(curve, costs=curve.costs + bias.size)
+        n_dense = (self._n_in + self._stores_bias) * self.weight.shape[1]
+        curve = self.components.curve(n_dense, gauged=self.gauged, looked_up=self.looked_up)
+        return curve if self.output_bias is None else replace(curve, costs=curve.costs + self.output_bias.size)
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of an option."""
-        return self.packed(self.factors(option), self.projection.output_bias)
+        return self.packed(self.factors(option), self.output_bias)
 
     def factors(self, option: int) -> tuple[Array, ...]:
         """Return the matrices that are multiplied and fitted; () for a dense weight that is no projection."""
         if option < len(self.curve.costs) - 1:
             return self.components.first(option)
-        return (self.weight,) if self.projection.name else ()
+        return (self.weight,) if self.name else ()
 
     def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix with these factors."""
-        projection = self.projection
-        bias = {"bias": output_bias} if projection.name == "o" and output_bias is not None else {}
-        if len(factors) == 2 and self._gauged:
+        bias = {"bias": output_bias} if self.name == "o" and output_bias is not None else {}
+        if len(factors) == 2 and self.gauged:
             left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
-            biases = projection.name * projection.is_biased
+            biases = self.name * self.is_biased
             return self._matrix("interpolative", {"left": left, "right": right} | bias, rows=rows, biases=biases)
         if len(factors) == 2:
             return self._matrix("low_rank", {"left": factors[0], "right": factors[1]})
         (weight,) = factors or (self.weight,)
-        if projection.has_bias_row:
-            bias = {"bias": weight[projection.n_in] if len(weight) > projection.n_in else np.zeros(weight.shape[1])}
-        return self._matrix("dense", {whole_part(projection.name): weight[: projection.n_in]} | bias)
+        if self._stores_bias:
+            bias = {"bias": weight[-1] if self.has_bias_row else np.zeros(weight.shape[1])}
+        return self._matrix("dense", {whole_part(self.name): weight[: self._n_in]} | bias)
 
     def _matrix(self, kind: str, arrays: Mapping[str, Array], **stored: Any) -> FactoredMatrix:
         cast = {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
-        return FactoredMatrix(kind, self.projection.name, cast, **stored)
+        return FactoredMatrix(kind, self.name, cast, **stored)
 
+    @property
+    def _n_in(self) -> int:
+        return len(self.weight) - self.has_bias_row
 
-def projection_options(folded: Projections, name: str, components: Components) -> ComponentOptions:
-    """Return a projection with folded biases by the components of `with_bias_row`."""
-    output_bias = folded.biases.get("o") if name == "o" else None
-    projection = ProjectionBias(name, len(folded.weights[name]), name in folded.biases, output_bias)
-    return ComponentOptions(with_bias_row(folded, name), components, projection)
+    @property
+    def _stores_bias(self) -> bool:
+        """True if the dense weight is stored with a bias."""
+        return self.is_biased and self.name != "o"
 
 
 def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
@@ -147,7 +121,8 @@ def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) ->
             weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
             reads = statistics.reads_of_projection(group.index, name, len(weight))
             decomposed = components_on_device(weight, reads, statistics.slopes[key], device)
-            projections[name] = projection_options(group.projections, name, decomposed.scaled(*statistics.scales[key]))
+            scaled = decomposed.scaled(*statistics.scales[key])
+            projections[name] = ComponentOptions.of_projection(group.projections, name, scaled)
         parts[group.module] = ModuleWeights(projections)
     for name, (weight, n_bias) in group.weights.items():
         is_table, components = wiring.is_embedding(name), _of_matrix(wiring, name, weight, statistics, device)
@@ -189,16 +164,17 @@ def factorise_calibrated(
 
 
 def fit_factors(
-    model: RunningModel, chosen: ChosenWeights, streams: Streams, *, first: int, **options: Any
-) -> Iterator[Fitted]:
-    """Yield the fitted factors of every block from the `first` on; options are those of `fit_layers`."""
-    from tnlib_adapters.instrument.layer_fit import fit_layers
+    model: RunningModel, chosen: ChosenWeights
+) -> tuple[FactorFit, Callable[[Products, str, ComponentOptions], FactoredMatrix]]:
+    """Return the fit of the chosen factors, and the function that packs them."""
+    from tnlib_adapters.instrument.block import as_array
+    from tnlib_adapters.instrument.layer_fit import FactorFit
 
-    def packed(k: int, products: Products) -> Fitted:
-        return chosen.packed(k, lambda name, w: w.packed(products.factors.get(name, ()), products.output_bias))
+    def pack(products: Products, name: str, weight: ComponentOptions) -> FactoredMatrix:
+        bias = None if products.output_bias is None else as_array(products.output_bias)
+        return weight.packed([as_array(factor) for factor in products.factors.get(name, ())], bias)
 
-    fit = fit_layers(model, streams, lambda k: products_of(chosen.of_block(k)), first=first, **options)
-    yield from map(packed, count(first), fit)
+    return FactorFit(model, lambda k: products_of(chosen.of_block(k))), pack
 
 
 def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:
@@ -206,6 +182,6 @@ def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Product
     factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
     for name, weight, option in weights:
         factors |= {name: stored} if (stored := weight.factors(option)) else {}
-        biased |= {name} if weight.projection.is_biased else set()
-        output_bias = weight.projection.output_bias if name == "o" else output_bias
+        biased |= {name} if weight.is_biased else set()
+        output_bias = weight.output_bias if name == "o" else output_bias
     return Products(factors, frozenset(biased), output_bias)

@@ -32,25 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights of one block, or outside the blocks, and their calibration statistics.
+    """Weights of one block, or outside the blocks, and their calibration statistics."""
 
-    Parameters
-    ----------
-    index, module
-        Index of the block, and path of its attention if that is compressed.
-    statistics
-        Of these weights at least.
-    projections
-        Projections of the attention with biases folded; None where they are not compressed.
-    weights
-        Weight (in, out) and size of the bias of the other modules.
-    """
-
-    index: int
+    index: int  # index of the block, and path of its attention if that is compressed
     module: str
-    statistics: Statistics
+    statistics: Statistics  # of these weights at least
+    # projections of the attention with biases folded; None where they are not compressed
     projections: Projections | None
-    weights: Mapping[str, tuple[Array, int]]
+    weights: Mapping[str, tuple[Array, int]]  # weight (in, out) and size of the bias of the other modules
 
 
 @dataclass(frozen=True)

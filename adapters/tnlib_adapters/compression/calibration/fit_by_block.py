@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import RunningModel
 
 
-# (model, chosen weights, streams, options of `fit_layers`) -> fitted weights of every block
-FitChosen = Callable[..., Iterator[Fitted]]
+# model and chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
+FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
@@ -127,6 +128,8 @@ def fit_blocks(
 
     With `files`, blocks that are saved there are not fitted again, and others are saved.
     """
+    from tnlib_adapters.instrument.layer_fit import fit_layers
+
     tables = StoredArrays(Workspace(0, lambda: streams.folder))
     for name, weight, option in chosen.outside():
         matrix: FactoredMatrix = weight.at(option)
@@ -135,14 +138,17 @@ def fit_blocks(
             tables.add({name: table.astype(np.float32)})
         yield name, [matrix]
 
-    def save(k: int, fitted: Fitted) -> Fitted:
+    block_fit, pack = fit_chosen(model, chosen)
+
+    def save(k: int, fitted: Any) -> Fitted:
+        packed = chosen.packed(k, partial(pack, fitted))
         if files is not None:
-            files.save(k, fitted)
-        return fitted
+            files.save(k, packed)
+        return packed
 
     n_done = 0 if files is None else files.resume()
     for k in range(n_done):
         yield from cast(FittedFiles, files).read(k)
-    fit = fit_chosen(model, chosen, streams, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
+    fit = fit_layers(model, streams, block_fit, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
     # a name for the weights of a block would keep them in memory while the next one is fitted
     yield from chain.from_iterable(map(save, count(n_done), fit))

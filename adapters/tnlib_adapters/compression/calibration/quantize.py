@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.resumed_run import Fitted
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
 from tnlib_adapters.compression.engine_layouts import ENGINES
@@ -28,8 +27,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections
 
 if TYPE_CHECKING:
-    from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.rounded_fit import RoundedBlock
+    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
 # bits per parameter; products of two factors are worth it below, and to measure their losses takes time
@@ -65,10 +63,10 @@ def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> 
 
 
 def fit_rounded(
-    model: RunningModel, chosen: ChosenWeights, streams: Streams, *, first: int, **options: Any
-) -> Iterator[Fitted]:
-    """Yield the fitted integers of every block from the `first` on; options are those of `fit_layers`."""
-    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, fit_rounded_layers
+    _: RunningModel, chosen: ChosenWeights
+) -> tuple[RoundedFit, Callable[[RoundedBlock, str, QuantizedWeight], FactoredMatrix]]:
+    """Return the fit of the chosen integers, and the function that packs them."""
+    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 
     def start(k: int) -> RoundedBlock:
         products, biases = dict[str, RoundedProduct](), dict[str, Array]()
@@ -79,13 +77,10 @@ def fit_rounded(
         integers = {name: product.integers for name, product in products.items()}
         return RoundedBlock(integers, {name: product.originals for name, product in products.items()}, biases)
 
-    fit = fit_rounded_layers(model, streams, start, first=first, **options)
-    for k, block in enumerate(fit, first):
-        yield chosen.packed(k, partial(_packed, block))
+    def pack(block: RoundedBlock, name: str, weight: QuantizedWeight) -> FactoredMatrix:
+        return weight.packed(block.rounded[name], block.biases.get(name))
 
-
-def _packed(block: RoundedBlock, name: str, weight: QuantizedWeight) -> FactoredMatrix:
-    return weight.packed(block.rounded[name], block.biases.get(name))
+    return RoundedFit(start), pack
 
 
 def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> ModuleWeights:

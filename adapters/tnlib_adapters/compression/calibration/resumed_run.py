@@ -163,16 +163,10 @@ def check_run_folder(folder: Path, out: Path | None = None) -> None:
 
 
 class FittedFiles:
-    """One file for every block that is fitted.
+    """One file for every block that is fitted, in the folder of the streams of a run.
 
-    Parameters
-    ----------
-    streams
-        Streams of the run, in its folder.
-    attention
-        Paths of the attention modules, first to last.
-    method, options, n_steps
-        What the fit depends on besides model and text: files of another fit are removed.
+    Files of a fit by another method, of other options or another number of steps are removed. `attention` are the paths
+    of the attention modules, first to last.
     """
 
     def __init__(

@@ -41,22 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Calibration statistics of a text, by weight keys, in memory or read from files at every access.
+    """Calibration statistics of a text, by weight keys, in memory or read from files at every access."""
 
-    Parameters
-    ----------
-    reads
-        By input key: sums over tokens of x x^T, weighted by the gradient; for an embedding table the token counts.
-    slopes
-        Sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output
-        is as wide as the vocabulary.
-    scales
-        Loss of the output per unit of `rounding_loss`, (1,). Of tables: the sum of |p|^2, and the numbers of tokens and
-        of texts.
-    """
-
+    # by input key: sums over tokens of x x^T, weighted by the gradient; for an embedding table the token counts
     reads: Mapping[str, Array] = field(default_factory=dict)
+    # sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output is
+    # as wide as the vocabulary
     slopes: Mapping[str, Array] = field(default_factory=dict)
+    # Loss of the output per unit of `rounding_loss`, (1,). Of tables: the sum of |p|^2, and the numbers of tokens and
+    # of texts.
     scales: Mapping[str, Array] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,7 +77,6 @@ class StatisticsPasses:
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
-        self._passes = (*(f"block {k + 1} of {self._n}" for k in reversed(range(self._n))), "embeddings")
 
     def run(self, save: Callable[[int, Statistics], None], done: Collection[int] = ()) -> None:
         """Collect the statistics block by block, last to first, and `save` those of every group that is not `done`."""
@@ -112,10 +104,9 @@ class StatisticsPasses:
 
     def _show_backward(self, group: int, b: int) -> None:
         """Show that a batch enters the backward pass: of a block, last to first, or of the embeddings."""
-        n_batches, position = len(self._batches), self._n - 1 - group
-        detail = self._passes[position] if position < len(self._passes) else ""
-        stage = Stage("collecting statistics", detail)
-        self._progress(stage, position * n_batches + b, len(self._passes) * n_batches)
+        total, done = (self._n + 1) * len(self._batches), (self._n - 1 - group) * len(self._batches) + b
+        part = "embeddings" if group < 0 else f"block {group + 1} of {self._n}"
+        self._progress(Stage("collecting statistics", part if done < total else ""), done, total)
 
     def _statistics(self, group: int, observed: Iterable[Observed]) -> Statistics:
         from tnlib_adapters.instrument.weight_inputs import of_group
@@ -131,9 +122,8 @@ class StatisticsPasses:
 
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
-            self._streams.write(
-                f"gradient-{self._n}", b, observe_output(self._outer, x, batch, {}, self._generator(b))[2]
-            )
+            gradient = observe_output(self._outer, x, batch, {}, self._generator(b))[2]
+            self._streams.write(f"gradient-{self._n}", b, gradient)
         self._streams.finish(f"gradient-{self._n}")
 
     def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Iterator[Observed]:
@@ -158,7 +148,7 @@ class StatisticsPasses:
         heads = any(use.predicts for use in uses.values())
         for b, batch in enumerate(self._batches):
             self._show_backward(OUTSIDE, b)
-            reads, slopes = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
+            reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
             if heads:
                 x = self._streams.read(f"stream-{self._n}", b)
                 of_heads = observe_output(self._outer, x, batch, uses, self._generator(b))
@@ -272,7 +262,7 @@ class MomentSums:
         self._workspace = workspace
         self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
         self._waiting: dict[str, list[torch.Tensor]] = {}
-        self._stored: dict[str, list[_StoredRows]] = {}
+        self._stored: dict[str, StoredArrays] = {}  # rows by their number
 
     def add(self, key: str, x: torch.Tensor) -> None:
         """Add x (..., width)."""
@@ -284,12 +274,15 @@ class MomentSums:
 
     def finish(self) -> StoredArrays:
         """Return the sums, in files of the workspace if there is one."""
+        import torch
+
+        devices = {key: waiting[-1].device for key, waiting in self._waiting.items()}
         for key in self._waiting:
             self._put_together(key)
         sums = StoredArrays(self._workspace or Workspace())
         for key in list(self._stored):
-            for rows in self._stored.pop(key):
-                add_to(self._sums, key, _second_moments_on_device(rows.read()))
+            for rows in self._stored.pop(key).values():
+                add_to(self._sums, key, _second_moments_on_device(torch.from_numpy(rows).to(devices[key])))
             sums.add({key: on_host(self._sums.pop(key))})
         sums.add({key: on_host(total) for key, total in self._sums.items()})
         return sums
@@ -302,22 +295,9 @@ class MomentSums:
             if self._workspace is None:
                 add_to(self._sums, key, _second_moments_on_device(rows))
             else:
-                self._stored.setdefault(key, []).append(_StoredRows(self._workspace, rows))
+                stored = self._stored.setdefault(key, StoredArrays(self._workspace))
+                stored.add({str(len(stored)): on_host(rows)})
         self._waiting[key] = []
-
-
-class _StoredRows:
-    """Rows of a tensor in a file."""
-
-    def __init__(self, workspace: Workspace, rows: torch.Tensor) -> None:
-        self._device, self._stored = rows.device, StoredArrays(workspace)
-        self._stored.add({"rows": on_host(rows)})
-
-    def read(self) -> torch.Tensor:
-        """Return the rows on their device."""
-        import torch
-
-        return torch.from_numpy(self._stored["rows"]).to(self._device)
 
 
 def add_to(sums: dict[str, Any], key: str, batch_sum: Any) -> None:

@@ -71,25 +71,14 @@ class ModuleWeights:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Error that a factorisation predicts, at one size and along its whole curve, without fine-tuning.
+    """Error that a factorisation predicts, at one size and along its whole curve, without fine-tuning."""
 
-    Parameters
-    ----------
-    measure
-        Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
-    error
-        At the chosen size; None if the method cannot predict it before the fit.
-    sizes, errors
-        The curve: sizes, ascending, and errors. A size is a fraction of the parameters, or an average number of bits.
-    in_bits
-        True if sizes are bits per parameter.
-    """
-
-    measure: str = RELATIVE
-    error: float | None = None
+    measure: str = RELATIVE  # error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`
+    error: float | None = None  # at the chosen size; None if the method cannot predict it before the fit
+    # The curve: sizes, ascending, and errors. A size is a fraction of the parameters, or an average number of bits.
     sizes: tuple[float, ...] = ()
     errors: tuple[float, ...] = ()
-    in_bits: bool = False
+    in_bits: bool = False  # True if sizes are bits per parameter
 
     def curve(self) -> dict[str, list[float]]:
         """Return "kept" or "bits", and "predicted"."""
@@ -98,30 +87,16 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Plan:
-    """Factored matrices within a budget of numbers.
+    """Factored matrices within a budget of numbers."""
 
-    Parameters
-    ----------
-    method
-        Name of the method.
-    matrices
-        Module path -> the factored matrices that replace its weights; modules that are not compressed are absent. Read
-        one module at a time: they may be in files (`StoredMatrices`).
-    n_before
-        Numbers of the compressed part in the source.
-    numbers
-        Module path -> stored numbers, of factors and biases.
-    forecast
-        Predicted error of these factors, and of other sizes.
-    flops
-        Multiplications per token of the compressed part, before and after; None if the method does not count them.
-    """
-
-    method: str
+    method: str  # name of the method
+    # Module path -> the factored matrices that replace its weights; modules that are not compressed are absent. Read
+    # one module at a time: they may be in files (`StoredMatrices`).
     matrices: Mapping[str, Sequence[FactoredMatrix]]
-    n_before: int
-    numbers: Mapping[str, int]
-    forecast: Forecast = field(default_factory=Forecast)
+    n_before: int  # numbers of the compressed part in the source
+    numbers: Mapping[str, int]  # module path -> stored numbers, of factors and biases
+    forecast: Forecast = field(default_factory=Forecast)  # predicted error of these factors, and of other sizes
+    # multiplications per token of the compressed part, before and after; None if the method does not count them
     flops: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -145,40 +120,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Factorisation:
-    """Factorised weights of a checkpoint, from which a plan of any size is made.
+    """Factorised weights of a checkpoint, from which a plan of any size is made."""
 
-    Parameters
-    ----------
-    method
-        Name of the method.
-    parts
-        Attention modules and other modules by their path, all under one budget.
-    n_before
-        Numbers of the compressed part in the source.
-    measure
-        Error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`.
-    predicts_error
-        True if the errors of the blocks predict the measure.
-    fit
-        Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
-        after another.
-    weights
-        Factors of the errors of some parts, in the sum over blocks; 1 for the others.
-    in_bits
-        True if costs are bits instead of numbers, those of all stored floats included.
-    workspace
-        Memory and temporary files of the plans.
-    """
-
-    method: str
-    parts: Mapping[str, Factorised]
-    n_before: int
-    measure: str = RELATIVE
-    predicts_error: bool = True
+    method: str  # name of the method
+    parts: Mapping[str, Factorised]  # attention modules and other modules by their path, all under one budget
+    n_before: int  # numbers of the compressed part in the source
+    measure: str = RELATIVE  # error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`
+    predicts_error: bool = True  # True if the errors of the blocks predict the measure
+    # Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
+    # after another.
     fit: Fit | None = None
+    # factors of the errors of some parts, in the sum over blocks; 1 for the others
     weights: Mapping[str, int] = field(default_factory=dict)
-    in_bits: bool = False
-    workspace: Workspace = field(default_factory=Workspace)
+    in_bits: bool = False  # True if costs are bits instead of numbers, those of all stored floats included
+    workspace: Workspace = field(default_factory=Workspace)  # memory and temporary files of the plans
 
     def plan(self, size: float) -> Plan:
         """Return the factors for a fraction of the parameters, or an average of bits where costs are bits."""

@@ -25,46 +25,26 @@ TABLE = ChainMap(METHODS, WITH_TEXT)
 
 @dataclass(frozen=True)
 class Method:
-    """One compression method.
+    """One compression method."""
 
-    Parameters
-    ----------
-    name
-        As `compress` and the command line take it.
-    help
-        What it does to a layer, in a few words.
-    unit
-        What it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
-        "model", all weights of a model from calibration data.
-    factorise
-        Of unit "matrix": weight (in, out) -> `factorisation.WeightOptions`. Of unit "layer": (`Projections`,
-        `Sizes`) -> `factorisation.Factorised`. Of unit "model": (`SourceModel`, token sequences, `Request`,
-        `Workspace`) -> `Factorisation`.
-    applies_to
-        Weights it factorises: of the attention, of feed-forward layers, of embeddings, which may also make the
-        predictions, of unembeddings. Other weights that are compressed beside them are factorised by "matrix".
-    rotary
-        In place of `factorise` where rotary embeddings or norms act between queries and keys.
-    predicts_error
-        True if the errors of its options are known before a size is chosen.
-    in_bits
-        True if it spends a budget of bits, False for a budget of numbers.
-    counts_flops
-        True if its curves state the multiplications per token.
-    refuse
-        `Sizes` of a model -> the reason why it cannot run, or None.
-    """
-
-    name: str
-    help: str
+    name: str  # as `compress` and the command line take it
+    help: str  # what it does to a layer, in a few words
+    # what it factorises: "matrix", one weight at a time; "layer", all projections of an attention layer together;
+    # "model", all weights of a model from calibration data
     unit: Literal["matrix", "layer", "model"]
+    # Of unit "matrix": weight (in, out) -> `factorisation.WeightOptions`. Of unit "layer": (`Projections`, `Sizes`) ->
+    # `factorisation.Factorised`. Of unit "model": (`SourceModel`, token sequences, `Request`, `Workspace`) ->
+    # `Factorisation`.
     factorise: Reference
+    # Weights it factorises: of the attention, of feed-forward layers, of embeddings, which may also make the
+    # predictions, of unembeddings. Other weights that are compressed beside them are factorised by "matrix".
     applies_to: tuple[str, ...] = (ATTENTION,)
+    # in place of `factorise` where rotary embeddings or norms act between queries and keys
     rotary: Reference | None = None
-    predicts_error: bool = True
-    in_bits: bool = False
-    counts_flops: bool = False
-    refuse: Reference | None = None
+    predicts_error: bool = True  # True if the errors of its options are known before a size is chosen
+    in_bits: bool = False  # True if it spends a budget of bits, False for a budget of numbers
+    counts_flops: bool = False  # True if its curves state the multiplications per token
+    refuse: Reference | None = None  # `Sizes` of a model -> the reason why it cannot run, or None
 
     def reason_to_refuse(self, sizes: Any) -> str | None:
         """Return why a model of these sizes cannot be compressed by this method, or None."""

@@ -30,18 +30,9 @@ _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 class Workspace:
     """Limit of the memory for factors that are not in use, the folder of those beyond it, and who computes them.
 
-    Parameters
-    ----------
-    max_bytes
-        Of all parts and plans of this workspace together.
-    folder
-        Function that returns a temporary folder, called when the limit is reached first. None: parts beyond the limit
-        are made again when they are used, and plans stay in memory.
-
-    Attributes
-    ----------
-    workers
-        Executor of the decompositions, this process unless another is set.
+    All parts and plans together have at most `max_bytes`. `folder` returns a temporary folder, and is called when the
+    limit is reached first; without it, parts beyond the limit are made again when they are used, and plans stay in
+    memory. Decompositions run on `workers`, in this process unless others are set.
     """
 
     def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
@@ -92,13 +83,7 @@ class Factorised(Protocol):
 
 
 class LazyPart:
-    """A factorised layer or weight whose factors are in memory, or in a file of its workspace.
-
-    Attributes
-    ----------
-    load
-        Function that returns the layer or weight.
-    """
+    """A factorised layer or weight that `load` returns from memory, or from a file of its workspace."""
 
     def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
@@ -217,9 +202,9 @@ def named_entries(arrays: Mapping[str, Array]) -> list[Entry]:
 def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
     """Return the tensors of the matrices of a module, as `read_matrices` reads them."""
     return [
-        Entry(f"{k}.{part}", stored.dtype or _NAMES[stored.values.dtype], stored.values)
+        Entry(f"{k}.{part}", matrix.describe().tensors[part][0] or _NAMES[values.dtype], values)
         for k, matrix in enumerate(matrices)
-        for part, stored in matrix.parts().items()
+        for part, values in matrix.parts().items()
     ]
 
 
