@@ -133,7 +133,10 @@ class FitStreams:
     def _output(self, outer: OuterLayers, x: Tensor, b: int) -> Tensor:
         """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
         out = outer.leave(x, self.batches[b])
-        return out[self.valid(b)].log_softmax(-1) if outer.model.predicts else out
+        if not outer.model.predicts:
+            return out
+        out = out[self.valid(b)]  # under the same name: logits of a large vocabulary are in memory once
+        return out.log_softmax(-1)
 
 
 def n_held_out(n_batches: int) -> int:
@@ -143,7 +146,8 @@ def n_held_out(n_batches: int) -> int:
 
 def _distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
     if predicts:
-        return float((before.exp() * (before - after)).sum())
+        difference = after.neg_().add_(before)  # in place: as large as all logits of a batch
+        return float(difference.mul_(before.exp()).sum())
     return float((1 - (before * after).sum(-1)).sum())
 
 

@@ -17,8 +17,9 @@ token against 0.0274).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,11 +89,11 @@ class StatisticsPasses:
             self._store_output()
         for k in reversed(range(self._n)):
             if k not in done:
-                save(k, self._statistics(k, self._of_block(k, calls)))
+                save(k, self._statistics(k, partial(self._in_block, k, calls)))
             self._streams.remove(f"gradient-{k + 1}")
             release_free_memory()
         if OUTSIDE not in done and any(use.group == OUTSIDE for use in self._uses.values()):
-            save(OUTSIDE, self._statistics(OUTSIDE, self._outside()))
+            save(OUTSIDE, self._statistics(OUTSIDE, self._outside))
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)
 
@@ -108,12 +109,16 @@ class StatisticsPasses:
         part = "embeddings" if group < 0 else f"block {group + 1} of {self._n}"
         self._progress(Stage("collecting statistics", part if done < total else ""), done, total)
 
-    def _statistics(self, group: int, observed: Iterable[Observed]) -> Statistics:
+    def _statistics(self, group: int, observe: Callable[[int, Batch, WeightUses], Observed]) -> Statistics:
+        """Return the statistics of a group, whose inputs and gradients `observe` returns for every batch."""
         from tnlib_adapters.instrument.weight_inputs import of_group
 
-        sums = WeightedMoments(self._model, of_group(self._uses, group), self._workspace)
-        for batch, of_batch in zip(self._batches, observed, strict=True):
-            sums.add(batch, of_batch)
+        uses = of_group(self._uses, group)
+        sums = WeightedMoments(self._model, uses, self._workspace)
+        for b, batch in enumerate(self._batches):
+            self._show_backward(group, b)
+            # without a name, which would keep the gradients at all logits while the next batch runs
+            sums.add(batch, observe(b, batch, uses))
         return Statistics(*sums.finish())
 
     def _store_output(self) -> None:
@@ -126,34 +131,27 @@ class StatisticsPasses:
             self._streams.write(f"gradient-{self._n}", b, gradient)
         self._streams.finish(f"gradient-{self._n}")
 
-    def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Iterator[Observed]:
-        """Yield inputs and gradients in a block, by batch, and store the gradients at its input."""
-        from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
+    def _in_block(self, k: int, calls: Sequence[Sequence[Call]], b: int, batch: Batch, uses: WeightUses) -> Observed:
+        """Return inputs and gradients in a block for a batch, and store the gradient at its input."""
+        from tnlib_adapters.instrument.weight_inputs import observe_block
 
-        uses = of_group(self._uses, k)
-        for b, batch in enumerate(self._batches):
-            self._show_backward(k, b)
-            x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
-            reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
-            self._streams.write(f"gradient-{k}", b, at_stream)
-            yield reads, slopes
-        self._streams.finish(f"gradient-{k}")
+        x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
+        reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
+        self._streams.write(f"gradient-{k}", b, at_stream)
+        if b + 1 == len(self._batches):
+            self._streams.finish(f"gradient-{k}")
+        return reads, slopes
 
-    def _outside(self) -> Iterator[Observed]:
-        """Yield inputs and gradients of embeddings and unembeddings, by batch."""
-        from tnlib_adapters.instrument.stored_weights import OUTSIDE
-        from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output, of_group
+    def _outside(self, b: int, batch: Batch, uses: WeightUses) -> Observed:
+        """Return inputs and gradients of embeddings and unembeddings for a batch."""
+        from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output
 
-        uses = of_group(self._uses, OUTSIDE)
-        heads = any(use.predicts for use in uses.values())
-        for b, batch in enumerate(self._batches):
-            self._show_backward(OUTSIDE, b)
-            reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
-            if heads:
-                x = self._streams.read(f"stream-{self._n}", b)
-                of_heads = observe_output(self._outer, x, batch, uses, self._generator(b))
-                reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
-            yield reads, slopes
+        reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
+        if any(use.predicts for use in uses.values()):
+            x = self._streams.read(f"stream-{self._n}", b)
+            of_heads = observe_output(self._outer, x, batch, uses, self._generator(b))
+            reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
+        return reads, slopes
 
     def _generator(self, b: int) -> Any:
         """Return the generator for the probe of one batch, seeded per batch so that resuming is reproducible."""
