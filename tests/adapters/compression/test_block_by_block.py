@@ -234,15 +234,15 @@ def test_the_reference_computes_the_same_block_by_block(name: str, folders: Any)
     np.testing.assert_array_equal(found.hidden, wanted.hidden)
 
 
-def test_a_large_model_shares_its_tables_with_changed_ones(llama: Path, limited: Callable[[int], None]) -> None:
+def test_a_model_shares_its_tables_with_changed_ones(llama: Path, limited: Callable[[int], None]) -> None:
     def address(model: RunningModel) -> int:
         model.load(stored_weights.OUTSIDE)
         return int(model.model.get_input_embeddings().weight.data_ptr())
 
-    for limit, shared in zip(LIMITS, (False, True), strict=True):
+    for limit in LIMITS:
         limited(limit)
         model = open_running(llama)
         original, other = address(model), round_weights(model)
-        assert (address(other) == original) == shared
+        assert address(other) == original
         other = round_weights(model, "all", names_of(open_checkpoint(llama), "all", with_text=True))
         assert address(other) != address(model)
