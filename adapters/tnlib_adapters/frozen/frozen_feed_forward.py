@@ -137,6 +137,20 @@ class FrozenFeedForward:
         y = _scattered(self.parts, [part.linear(_rows(part, x)) for part in self.parts], x)
         return y if self.behind is None else self.behind.linear(y)
 
+    def matrices(self) -> Array:
+        """Return the linear part at every position as a matrix that acts on rows, (n, d_model, d_model)."""
+        n, d = self.output.shape
+        x = np.eye(d, dtype=self.output.dtype)
+        x = x if self.before is None else self.before.norm.centre(x) * self.before.norm.weight
+        y = np.zeros((n, d, d), x.dtype)
+        for part in self.parts:
+            hidden = [x @ affine.weight for affine, _ in part.maps]  # the same at all positions
+            for row, position in enumerate(range(n) if part.positions is None else part.positions):
+                sloped = sum(u * slopes[row] for u, (_, slopes) in zip(hidden, part.maps, strict=True))
+                y[position] += sloped @ part.down
+        y = y if self.before is None else y / self.before.divisors[:, :, None]
+        return y if self.behind is None else self.behind.linear(y.swapaxes(0, 1)).swapaxes(0, 1)
+
     def pull_back(self, y: Array) -> tuple[Array, Array]:
         """Return the adjoint of `linear` for y (..., n, d_model), and <y, constant>, (...)."""
         of_biases = np.zeros(y.shape[:-2])

@@ -169,10 +169,9 @@ class FrozenHeads:
             x += of_keys[..., k, :, :] @ weight.T  # ... n [dh] d
         return x if self.before is None else self.before.adjoint(x)
 
-    def head_adjoints(self, values: Array) -> Array:
-        """Return the adjoint of the linear part of every head, (..., heads, n, d_model), from its `value_readouts`."""
-        weighted = self.weights.transpose(0, 2, 1) @ values  # ... h n' [n] dh
-        x = weighted @ self.layer.repeated(self.layer.W_V).transpose(0, 2, 1)  # ... h n [dh] d
+    def head_adjoint(self, head: int, values: Array) -> Array:
+        """Return the adjoint of the linear part of one head, (..., n, d_model), from its `value_readouts`."""
+        x = self.weights[head].T @ values @ self.layer.repeated(self.layer.W_V)[head].T  # ... n [dh] d
         return np.asarray(x if self.before is None else self.before.adjoint(x))
 
     @cached_property

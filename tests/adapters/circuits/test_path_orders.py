@@ -14,6 +14,8 @@ from oracles import normal, refused
 from tnlib_adapters import freeze, open_checkpoint
 from tnlib_adapters.circuits import logit_contributions, path_orders, strongest_paths
 from tnlib_adapters.circuits.paths import strongest_paths as strongest
+from tnlib_adapters.circuits.paths.path_energies import norm_bound, path_energies
+from tnlib_adapters.circuits.paths.path_layers import PathLayer, streams_of_one_head
 
 from tnlib import ArgumentError
 
@@ -48,10 +50,10 @@ def test_paths_are_those_of_the_frozen_layers_one_by_one(name: str, tmp_path: Pa
     found = contributions_of(name, tmp_path)
     orders = path_orders(found)
     paths = strongest_paths(found, 10**6)
-    assert len(paths.paths) == len(set(paths.paths)) == paths.n_compared
-    for order in range(4):
+    assert len(paths.paths) == len(set(paths.paths)) == paths.n_paths
+    assert paths.bound == 0
+    for order, wanted in enumerate(orders.embedding):
         values = [v for path, v in zip(paths.paths, paths.values, strict=True) if len(path) == order]
-        wanted = orders.embedding[order] if order < len(orders.embedding) else 0.0
         assert sum(values) == pytest.approx(wanted, abs=1e-5 * np.abs(paths.values).max() * max(1, len(values)))
     for path, value in itertools.islice(zip(paths.paths, paths.values, strict=True), 0, None, 7):
         assert value == pytest.approx(value_of(found, path), abs=2e-5 * np.abs(paths.values).max())
@@ -77,13 +79,41 @@ def value_of(found: Any, path: tuple[str, ...]) -> float:
     return float(x[found.position] @ found.vector)
 
 
-def test_the_strongest_come_first(llama: Any) -> None:
+@pytest.mark.parametrize("k", [1, 20, 1000])
+def test_the_strongest_of_any_order_come_first(k: int, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = logit_contributions(freeze(llama, TOKENS), 9)
-    every, some = strongest_paths(found, 10**6), strongest_paths(found, 20)
+    every, some = strongest_paths(found, 10**6), strongest_paths(found, k)
     assert np.array_equal(np.abs(every.values), np.sort(np.abs(every.values))[::-1])
-    assert some.paths == every.paths[:20]
-    assert "longer paths sum to" in repr(some)
+    assert some.paths == every.paths[:k]
+    assert some.bound == pytest.approx(abs(every.values[k - 1]))
+    monkeypatch.setattr(strongest, "MOST_SUFFIXES", 3)
+    few = strongest_paths(found, k)
+    listed = set(few.paths)
+    others = [abs(v) for path, v in zip(every.paths, every.values, strict=True) if path not in listed]
+    assert max(others) <= few.bound * (1 + 1e-12)
+    assert "all others sum to" in repr(few)
     assert "within 1 %" in repr(path_orders(found, "all"))
+
+
+@each
+def test_energies_bound_the_sum_of_squares(name: str, tmp_path: Path) -> None:
+    found = contributions_of(name, tmp_path)
+    layers = [PathLayer.of(block) for block in found.model.blocks]
+    streams = list(streams_of_one_head(layers, found.model.embedding))
+    *_, last = path_energies(layers, streams)
+    for layer in (layer for layer in layers if layer.others):
+        x = normal((3, *found.model.embedding.shape), seed=2)
+        matrices = np.einsum("mni,nij->mnj", x, layer.maps())
+        assert np.allclose(matrices, layer.around(x), rtol=0, atol=1e-5 * np.abs(matrices).max())
+    readout = np.zeros_like(found.model.embedding)
+    readout[found.position] = found.vector
+    readout = readout if found.model.final_norm is None else found.model.final_norm.adjoint(readout)
+    paths = strongest_paths(found, 10**6)
+    squares = {n: sum(v**2 for p, v in zip(paths.paths, paths.values, strict=True) if len(p) == n) for n in range(9)}
+    bound, exact = norm_bound(readout[None], last.streams)[0] ** 2, squares[2]
+    assert exact * (1 - 1e-5) <= sum(list(squares.values())[2:]) <= bound * (1 + 1e-5)
+    if not any(squares[n] for n in range(3, 9)):  # at one position the second moments of two heads are exact
+        assert bound == pytest.approx(exact, rel=1e-4)
 
 
 def test_texts_that_do_not_fit_are_refused(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:

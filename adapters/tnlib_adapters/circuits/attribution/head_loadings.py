@@ -162,7 +162,8 @@ def head_loadings(
         readout = pulled = readout if block.after is None else block.after.adjoint(readout)
         for branch, name in zip(block.branches, block.names, strict=True):
             if isinstance(branch, FrozenHeads):
-                of_heads = branch.head_adjoints(branch.value_readouts(readout))  # h n d
+                values = branch.value_readouts(readout)  # h n dh
+                of_heads = np.stack([branch.head_adjoint(h, v) for h, v in enumerate(values)])  # h n d
                 layers[int(name)] = np.asarray((of_heads * x).sum(axis=-1))
                 pulled = pulled + of_heads.sum(axis=0)
             elif through == "all":
