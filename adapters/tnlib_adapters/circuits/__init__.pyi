@@ -72,6 +72,8 @@ from .paths.contributions import path_contributions as path_contributions
 from .paths.contributions import stream_by_order as stream_by_order
 from .paths.logit_paths import LogitContributions as LogitContributions
 from .paths.logit_paths import logit_contributions as logit_contributions
+from .paths.order_losses import OrderLosses as OrderLosses
+from .paths.order_losses import order_losses as order_losses
 from .paths.path_ablation import PathLosses as PathLosses
 from .paths.path_ablation import path_losses as path_losses
 from .paths.path_orders import PathOrders as PathOrders

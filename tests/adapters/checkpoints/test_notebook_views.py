@@ -38,6 +38,7 @@ VIEWS |= {
     "circuit": lambda m: circuits.find_circuit(m, TOKENS, SECOND, loss_increase=0.5, by="integrated"),
     "copying": lambda m: circuits.copying_scores(m),
     "orders": lambda m: circuits.path_orders(VIEWS["logit"](m)),
+    "order losses": lambda m: circuits.order_losses(tnlib_adapters.freeze(m, TOKENS[0])),
     "paths": lambda m: circuits.strongest_paths(VIEWS["logit"](m), 20),
 }
 FRAMES = {

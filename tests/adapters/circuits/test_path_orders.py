@@ -12,10 +12,13 @@ import pytest
 import transformers as tf
 from oracles import normal, refused
 from tnlib_adapters import freeze, open_checkpoint
-from tnlib_adapters.circuits import logit_contributions, path_orders, strongest_paths
+from tnlib_adapters.attention.softmax import log_softmax
+from tnlib_adapters.circuits import logit_contributions, order_losses, path_orders, strongest_paths
 from tnlib_adapters.circuits.paths import strongest_paths as strongest
+from tnlib_adapters.circuits.paths.order_losses import streams_by_order
 from tnlib_adapters.circuits.paths.path_energies import norm_bound, path_energies
 from tnlib_adapters.circuits.paths.path_layers import PathLayer, streams_of_one_head
+from tnlib_adapters.reference.model import loss
 
 from tnlib import ArgumentError
 
@@ -43,6 +46,38 @@ def test_orders_sum_to_the_readout(name: str, feed_forward: str, tmp_path: Path)
         assert abs(orders.total - found.total) <= 1e-5 * max(size, np.abs(orders.values).max())
         assert orders.embedding.sum() == pytest.approx(found.by_position.sum(), abs=1e-4 * size)
         assert orders.within[orders.order_within(0.01)] == pytest.approx(orders.total, rel=0.01)
+
+
+@each
+@pytest.mark.parametrize("feed_forward", ["secant", "jacobian"])
+def test_streams_by_order_have_the_orders_of_every_readout(name: str, feed_forward: str, tmp_path: Path) -> None:
+    found = contributions_of(name, tmp_path, feed_forward=feed_forward)
+    for counted in ("heads", "all"):
+        sums = np.cumsum(streams_by_order(found.model, counted), axis=0)
+        norm, within = found.model.final_norm, path_orders(found, counted).within
+        hidden = sums if norm is None else np.stack([norm.apply(part) for part in sums])
+        assert np.allclose(hidden[:, found.position] @ found.vector, within, atol=1e-5 * np.abs(within).max())
+
+
+@each
+def test_losses_are_those_of_the_streams(name: str, tmp_path: Path) -> None:
+    model = contributions_of(name, tmp_path).model
+    losses, streams = order_losses(model), streams_by_order(model, "heads")
+    mask = np.arange(len(TOKENS)) > 0
+    assert losses.loss == pytest.approx(loss(open_checkpoint(tmp_path), TOKENS, mask), rel=1e-5)
+    for order in (0, 1):
+        for stream, value in (
+            (streams[: order + 1].sum(axis=0), losses.up_to),
+            (sum_without(streams, order), losses.without),
+        ):
+            log_p = log_softmax(model.unembed(stream if model.final_norm is None else model.final_norm.apply(stream)))
+            assert value[order] == pytest.approx(-log_p[np.arange(len(TOKENS) - 1), TOKENS[1:]].mean(), rel=1e-5)
+    assert np.abs(losses.up_to[losses.order_within(0.01) :] - losses.loss).max() <= 0.01
+    assert "nats from order" in repr(losses)
+
+
+def sum_without(streams: np.ndarray, order: int) -> np.ndarray:
+    return np.delete(streams, order, axis=0).sum(axis=0)
 
 
 @each
@@ -122,6 +157,12 @@ def test_texts_that_do_not_fit_are_refused(llama: Any, monkeypatch: pytest.Monke
         path_orders(found, "layers")
     with refused(ArgumentError, "k"):
         strongest_paths(found, 0)
+    with refused(ArgumentError, "order_losses: counted"):
+        order_losses(found.model, "layers")  # type: ignore[arg-type]
+    with refused(TypeError, "order_losses: model must be a FrozenModel"):
+        order_losses(llama)
+    with refused(ArgumentError, "on at least two tokens"):
+        order_losses(freeze(llama, [5]))
     monkeypatch.setattr(strongest, "MOST_BYTES", 1000)
     with refused(ArgumentError, "freeze a text of at most"):
         strongest_paths(found)

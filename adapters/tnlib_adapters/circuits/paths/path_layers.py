@@ -75,6 +75,14 @@ def head_outputs(heads: FrozenHeads, values: Array) -> Array:
     return np.asarray(written if heads.behind is None else written / heads.behind.divisors)
 
 
+def summed_outputs(heads: FrozenHeads, streams: Array) -> Array:
+    """Return what all heads write from streams (m, n, d) without biases, (m, n, d)."""
+    values = weighted_values(heads, streams).swapaxes(1, 2)  # m n h dh
+    W_O = heads.output_weights
+    written = values.reshape(*values.shape[:2], -1) @ W_O.reshape(-1, W_O.shape[2])  # m n [h dh] d
+    return np.asarray(written if heads.behind is None else written / heads.behind.divisors)
+
+
 def streams_of_one_head(layers: Sequence[PathLayer], embedding: Array) -> Iterator[Array]:
     """Yield before every block the stream without heads, then those that one head has written, (1 + heads, n, d)."""
     streams = embedding[None]
