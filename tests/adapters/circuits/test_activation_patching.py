@@ -13,6 +13,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.circuits import activation_patching, logit_lens
+from tnlib_adapters.circuits.discovery import activation_patching as patching
 from tnlib_adapters.data.coded_letters import coded_letters
 from tnlib_adapters.reference.model import loss, run
 
@@ -139,3 +140,20 @@ def test_refusals(coder: Checkpoint, opened: Any) -> None:
         logit_lens(coder, CLEAN[0], k=33)
     with refused(ValueError, "tokens must be one sequence, got 3"):
         logit_lens(coder, CLEAN)
+
+
+def test_long_texts_run_in_smaller_batches(coder: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many runs as positions if the patterns of one sequence exceed the bound, with the same result."""
+    batches: list[int] = []
+    attend = patching.attend
+
+    def counted(layer: Any, x: np.ndarray) -> Any:
+        batches.append(len(x))
+        return attend(layer, x)
+
+    together = activation_patching(coder, CLEAN, MASK, CORRUPTED)
+    monkeypatch.setattr(patching, "attend", counted)
+    monkeypatch.setattr(patching, "MOST_BYTES", 1)
+    apart = activation_patching(coder, CLEAN, MASK, CORRUPTED)
+    assert max(batches) == len(CLEAN)
+    assert np.allclose(apart.recovered, together.recovered, rtol=0, atol=1e-10)

@@ -30,7 +30,8 @@ from tnlib_adapters.reference.weights import Branch, ResidualBlock, Weights, as_
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Activation = Literal["stream", "layers", "heads"]
-_SEQUENCES = 64  # that run at once
+MOST_BYTES = 1 << 28  # of the patterns of one layer, which bounds the sequences that run at once
+_SEQUENCES = 64  # that run at once, of short texts
 _SHOWN = 12  # rows listed by repr
 
 
@@ -209,7 +210,10 @@ def _losses(
     b, n, d = base.shape
     losses = np.full(n, unchanged)
     positions = np.flatnonzero(change.any(axis=(0, 2)))
-    for at in np.array_split(positions, -(-len(positions) * b // _SEQUENCES) or 1):
+    layers = [branch.layer for block in blocks for branch in block.branches if isinstance(branch.layer, Attention)]
+    n_bytes = max((layer.n_heads for layer in layers), default=1) * n**2 * base.itemsize
+    sequences = min(_SEQUENCES, MOST_BYTES // n_bytes) or 1
+    for at in np.array_split(positions, min(len(positions), -(-len(positions) * b // sequences)) or 1):
         x = np.repeat(base[None], len(at), axis=0)  # position b n d
         x[np.arange(len(at)), :, at] += change[:, at].swapaxes(0, 1)
         x = normed(after, x.reshape(-1, n, d))
