@@ -128,7 +128,7 @@ class Subject:
     entrywise: bool = False  # the error over all entries instead of uniform indices
 
 
-def _digits(points: np.ndarray) -> np.ndarray:
+def digits(points: np.ndarray) -> np.ndarray:
     """The numbers in [0, 1) of which the indices are the binary digits."""
     return points @ 0.5 ** np.arange(1.0, points.shape[1] + 1)
 
@@ -138,14 +138,14 @@ def _pole(points: np.ndarray) -> np.ndarray:
 
 
 def _peaks(points: np.ndarray) -> np.ndarray:
-    x = _digits(points)
+    x = digits(points)
     return sum(
         a * np.exp(-(((x - c) / w) ** 2) / 2) for a, c, w in ((1, 0.3, 1e-2), (0.5, 0.71, 3e-2), (2, 0.11, 5e-3))
     )
 
 
 def _plane(points: np.ndarray) -> np.ndarray:
-    x, y = _digits(points[:, ::2]), _digits(points[:, 1::2])
+    x, y = digits(points[:, ::2]), digits(points[:, 1::2])
     return np.exp(-20 * (x - y) ** 2) * np.cos(8 * x * y) + 1 / (0.01 + x**2 + y**2)
 
 
@@ -180,7 +180,7 @@ SUBJECTS = (
     Subject("1/(1 + i + j + ...), 20^5", _pole, (20,) * 5, 1e-6),
     Subject("1/(1 + i + j + ...), 20^5", _pole, (20,) * 5, 1e-10),
     Subject("1/(1 + i + j + ...), 10^12", _pole, (10,) * 12, 1e-8),
-    Subject("sine of 100 binary digits", lambda points: np.sin(20 * _digits(points) + 0.3), (2,) * 100, 1e-10),
+    Subject("sine of 100 binary digits", lambda points: np.sin(20 * digits(points) + 0.3), (2,) * 100, 1e-10),
     Subject("three peaks, 50 binary digits", _peaks, (2,) * 50, 1e-6),
     Subject("two variables, 15 binary digits each", _plane, (2,) * 30, 1e-6),
     Subject("train of rank 10, 2^40", _rank_ten(40), (2,) * 40, 1e-8),

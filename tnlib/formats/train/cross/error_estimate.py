@@ -53,19 +53,19 @@ class ErrorEstimator:
         """Return the errors at `points` (m, d)."""
         if len(points) == 0:
             return Sample(points, np.empty(0), np.empty(0))
-        errors = np.abs(self._f(points) - _entries(train, points))
+        errors = np.abs(self._f(points) - entries(train, points))
         return Sample(points, errors, errors)
 
     def compare_evaluated(self, train: TensorTrain) -> tuple[Sample, float]:
         """Return the errors wherever f was evaluated, and their norm relative to that of the train: a lower bound."""
         points, values = self._f.evaluated()
-        errors = np.abs(values - _entries(train, points))
+        errors = np.abs(values - entries(train, points))
         return Sample(points, errors, errors), _ratio(errors, train)
 
     def compare_uniform(self, train: TensorTrain, count: int) -> tuple[Sample, float]:
         """Return the errors at `count` fresh and all earlier uniform points, and the relative error that they imply."""
         self.sample_uniform(count)
-        errors = np.abs(self._values - _entries(train, self.uniform))
+        errors = np.abs(self._values - entries(train, self.uniform))
         log_root = (math.fsum(map(math.log, self._shape)) - math.log(len(errors))) / 2
         return Sample(self.uniform, errors, errors), _ratio(errors, train, log_root)
 
@@ -112,7 +112,7 @@ class ErrorEstimator:
         points = np.concatenate(drawn)
         sample, values = self.compare(points, train), np.abs(self._f(points))
         with np.errstate(divide="ignore"):
-            t = np.log(np.abs(_entries(train, points)))
+            t = np.log(np.abs(entries(train, points)))
         logs = [np.zeros(len(points)), math.fsum(map(math.log, self._shape)) + 2 * (t - train.log_norm())]
         logs += [sampling.log_density_of_products(p, points) for p in products]
         logs += [sampling.log_density_beside(*neighbours, points) for neighbours in beside]
@@ -146,6 +146,6 @@ def _ratio(errors: Array, train: TensorTrain, log_factor: float = 0.0) -> float:
     return math.exp(math.log(size) + log_factor - train.log_norm()) if size > 0 else 0.0
 
 
-def _entries(train: TensorTrain, points: Array) -> Array:
+def entries(train: TensorTrain, points: Array) -> Array:
     """Return the entries (m,) of `train` at `points` (m, d) in double precision."""
     return shift(*train_entries(train.astype(np.result_type(train.dtype, np.float64)), points))

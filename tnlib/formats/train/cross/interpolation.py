@@ -71,7 +71,7 @@ class CrossInterpolation:
             most = int(min(len(interpolation), self._max_rank)) - len(self._pivots[k])
             if most > 0:
                 added += self._extend(k, interpolation, points, tolerances, roundoff, most)
-            self.rows[k + 1] = self._indices(k, self._pivots[k])
+            self.rows[k + 1] = self.indices(k, self._pivots[k])
         self._cores = [self._interpolate(k, roundoff) for k in range(len(self.shape) - 1)] + [self._table(-1)]
         return added
 
@@ -81,13 +81,13 @@ class CrossInterpolation:
         """Add the right parts of `points` that core k does not interpolate within `tolerances` to its columns."""
         columns, column_of = np.unique(points[:, k + 1 :], axis=0, return_inverse=True)
         column_of = column_of.reshape(-1)
-        at_pivots = self._entries(self._indices(k, self._pivots[k]), columns)  # r m
+        at_pivots = self._entries(self.indices(k, self._pivots[k]), columns)  # r m
         # The term of a point's error shows in the rows that end on its own index of leg k.
         pairs = np.unique(np.stack([column_of, points[:, k]], axis=1), axis=0)  # of column and index
         count = len(self.rows[k])
         rows = (np.arange(count) * self.shape[k] + pairs[:, 1:]).reshape(-1)  # (m l)
         repeated = np.repeat(pairs[:, 0], count)
-        values = self._f(np.concatenate([self._indices(k, rows), columns[repeated]], axis=1))
+        values = self._f(np.concatenate([self.indices(k, rows), columns[repeated]], axis=1))
         missing = np.abs(values - (interpolation[rows] * at_pivots.T[repeated]).sum(axis=1))  # (m l) [r]
         sizes, allowed = np.abs(at_pivots).max(axis=0), np.full(len(columns), np.inf)  # m
         np.maximum.at(sizes, repeated, np.abs(values))
@@ -97,7 +97,7 @@ class CrossInterpolation:
         if len(needed) == 0:
             return 0
         columns = columns[needed]
-        table = self._entries(self._indices(k, np.arange(len(interpolation))), columns)  # (l n) m
+        table = self._entries(self.indices(k, np.arange(len(interpolation))), columns)  # (l n) m
         residual = table - interpolation @ table[self._pivots[k]]  # (l n) m
         rows, kept = pivots(residual / allowed[needed], least=1.0, most=most)
         self._pivots[k] = np.concatenate([self._pivots[k], rows])
@@ -120,7 +120,7 @@ class CrossInterpolation:
                 result = rows, np.zeros((len(table), len(rows)), table.dtype)
         self._pivots[k], interpolation = result
         if k + 1 < len(self.rows):
-            self.rows[k + 1] = self._indices(k, self._pivots[k])
+            self.rows[k + 1] = self.indices(k, self._pivots[k])
         return interpolation
 
     def _table(self, k: int) -> Array:
@@ -129,17 +129,17 @@ class CrossInterpolation:
         rows, columns, table = self.rows[k], self.columns[k], self._tables[k]
         numbers = np.arange(len(rows) * self.shape[k])
         if table is None or not np.array_equal(rows[: len(self._table_rows[k])], self._table_rows[k]):
-            table = self._entries(self._indices(k, numbers), columns)
+            table = self._entries(self.indices(k, numbers), columns)
         else:
             height, width = table.shape
-            right = self._entries(self._indices(k, numbers[:height]), columns[width:])
+            right = self._entries(self.indices(k, numbers[:height]), columns[width:])
             table = np.concatenate([table, right], axis=1)
-            below = self._entries(self._indices(k, numbers[height:]), columns)
+            below = self._entries(self.indices(k, numbers[height:]), columns)
             table = np.concatenate([table, below], axis=0)
         self._tables[k], self._table_rows[k] = table, rows
         return table
 
-    def _indices(self, k: int, numbers: Array) -> Array:
+    def indices(self, k: int, numbers: Array) -> Array:
         """Return rows of table k, (m, k + 1), by their numbers in I[k] x n[k]."""
         n = self.shape[k]
         return np.concatenate([self.rows[k][numbers // n], (numbers % n)[:, None]], axis=1)

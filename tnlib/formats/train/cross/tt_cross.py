@@ -18,6 +18,7 @@ from tnlib._validate import as_count, as_max_rank, as_rng, as_rtol, as_sizes, re
 from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded
 from tnlib.formats.train.cross.error_estimate import ErrorEstimator, Sample
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
+from tnlib.formats.train.cross.jumps import sample_jumps
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_rounding import round_train
 from tnlib.formats.train.tt_svd import tt_svd
@@ -338,8 +339,8 @@ class _Search:
         calls = self._f.n_calls
         few, many = (int(min(max(least, part * calls), most)) for least, part, most in (_SAMPLES, _FINAL_SAMPLES))
         sample, error = self._errors.estimate(train, few, cross)
-        crossings = self._crossings(cross, _CROSSINGS if error > target else many)
-        at_crossings = self._errors.compare(crossings, train)
+        beside = self._crossings(cross, _CROSSINGS) if error > target else self._jumps(cross, train, many // 2)
+        at_crossings = self._errors.compare(beside, train)
         if error > target:
             each = min(_NEW_POINTS, max(cross.ranks) + 1) // 2
             return sample.largest(each, weighted=True) + at_crossings.largest(each), error
@@ -382,6 +383,20 @@ class _Search:
         """Add pivots at points of large errors; False where these are roundoff."""
         roundoff = _ROUNDOFF * float(np.finfo(self._f.dtype).eps)
         return any(cross.grow(sample.points, part * sample.errors, roundoff) for part in _THRESHOLDS)
+
+    def _jumps(self, cross: CrossInterpolation, train: TensorTrain, count: int) -> Array:
+        """Return points beside jumps of the train, of up to `count` of the rows of all tables.
+
+        A train that is right at every row of a table, whatever the legs on the right, is right everywhere.
+        """
+        sizes = [len(rows) * n for rows, n in zip(cross.rows, self._shape, strict=True)]
+        numbers = self._rng.permutation(sum(sizes))[:count]
+        heads, start = np.full((len(numbers), len(sizes)), -1), 0
+        for k, size in enumerate(sizes):
+            of_core = (start <= numbers) & (numbers < start + size)
+            heads[of_core, : k + 1] = cross.indices(k, numbers[of_core] - start)
+            start += size
+        return sample_jumps(train, heads, self._rtol * self._f.largest, self._rng)
 
     def _crossings(self, cross: CrossInterpolation, count: int) -> Array:
         """Return points between a row of one bond and a column of the next but one, their two own legs uniform."""
