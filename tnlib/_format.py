@@ -238,14 +238,12 @@ class LinearFormat(Format):
         """Sizes of the legs that must agree."""
         return self.shape
 
-    @numpy_arrays
     def __neg__(self) -> Self:
         return self._multiplied(-1)
 
     def __pos__(self) -> Self:
         return self
 
-    @numpy_arrays
     def __mul__(self, other: Any) -> Self:
         number = as_number(type(self).__name__, other)
         return NotImplemented if number is None else self._multiplied(number)
@@ -253,7 +251,6 @@ class LinearFormat(Format):
     def __rmul__(self, other: Any) -> Self:
         return self.__mul__(other)
 
-    @numpy_arrays
     def __truediv__(self, other: Any) -> Self:
         number = as_number(type(self).__name__, other)
         if number is None:
@@ -268,10 +265,10 @@ class LinearFormat(Format):
         dtype = np.result_type(self.dtype, number)  # not the divisor's own, which may be coarser
         return self._multiplied(inverse if dtype == np.result_type(self.dtype, inverse) else dtype.type(inverse))
 
-    @numpy_arrays
     def __add__(self, other: Any) -> Self:
         if isinstance(other, type(self)):
             refuse_different_legs(f"{type(self).__name__} + {type(other).__name__}", self, other)
+            refuse_mixed_libraries(f"{type(self).__name__}.add", value=self, other=other)
             return self._added(other)
         refuse_other_format("+", self, other)
         number = as_number(type(self).__name__, other)
@@ -282,7 +279,6 @@ class LinearFormat(Format):
     def __radd__(self, other: Any) -> Self:
         return self.__add__(other)
 
-    @numpy_arrays
     def __sub__(self, other: Any) -> Self:
         if isinstance(other, type(self)):
             return self.__add__(-other)

@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tnlib._array_api import AnyArray, all_finite, astype, detached, dtype_of, is_complex, namespace, reshape, to_host
+from tnlib._array_api import (
+    AnyArray,
+    all_finite,
+    astype,
+    detached,
+    dtype_of,
+    from_host,
+    is_complex,
+    namespace,
+    reshape,
+    to_host,
+)
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import as_numbers, is_other_array, refuse_infinite
@@ -161,18 +172,23 @@ def normalize_rows(rows: Array) -> tuple[Array, Array]:
 
 
 def shift(a: Array, e: int | Array) -> Array:
-    """Return `a * 2**e`, e one number or one per column, exact within the range of the dtype; `a` itself for e = 0."""
+    """Return `a * 2**e`, e one number or an array, exact within the range of the dtype; `a` itself for e = 0."""
     if isinstance(e, int):
         if e == 0:
             return a
         e = max(-_FAR, min(_FAR, e))
     if not isinstance(a, np.ndarray):
-        return _shift_by_steps(a, int(e))
+        return _shift_by_steps(a, e) if isinstance(e, int) else a * _powers_of_two(a, e)
     if a.dtype.kind == "c":
         out = np.empty_like(a)
         out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
         return out
     return np.asarray(np.ldexp(a, e))
+
+
+def _powers_of_two(a: AnyArray, e: Array) -> AnyArray:
+    """Return 2**`e` in the library and the real precision of `a`."""
+    return from_host(np.ldexp(np.ones(1, np.finfo(dtype_of(a)).dtype), e), a)
 
 
 def shift_in_range(a: Array, e: int | Array, subject: str, advice: str) -> Array:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from tnlib._array_api import from_host, reshape
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import refuse_other_arrays, wrong_type
 from tnlib._format import Format, LinearFormat
 from tnlib._registry import implementation, require
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs, plural, to_numpy
-from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.operations import contract_trains
 from tnlib.formats.train.tt_matrix import TTMatrix, as_train
 from tnlib.linalg.scaling import Scaled, rescale, shift_in_range
@@ -162,6 +163,8 @@ def _times_power(function: str, value: Any, exponent: int = 0) -> Any:
 def entries(t: Format, indices: npt.ArrayLike) -> Array:
     """Return the entries (...) of `t` at indices (..., d), in its dtype, without forming other entries.
 
+    Trains may have arrays of another library, such as torch, which differentiates the entries.
+
     Parameters
     ----------
     t
@@ -179,7 +182,8 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     """
     if not isinstance(t, Format):
         raise wrong_type("entries", "t", "a format", t, "decompose it first, for example with tnlib.tt_svd")
-    refuse_other_arrays("entries", "t", t)
+    if not isinstance(t, Train):
+        refuse_other_arrays("entries", "t", t)
     if implementation("entries", type(t)) is None:
         t = convert(t, TensorTrain)
     evaluate = implementation("entries", type(t))
@@ -187,9 +191,9 @@ def entries(t: Format, indices: npt.ArrayLike) -> Array:
     legs = tuple(n for core in t.cores for n in core.shape[1:-1]) if isinstance(t, TTMatrix) else t.shape
     points, shape = _as_points(indices, legs, paired=paired)
     if len(points) == 0:
-        return np.empty(shape, t.dtype)
+        return from_host(np.empty(shape, t.dtype), t.arrays()[0])  # type: ignore[no-any-return]
     values, exponents = evaluate(t, points)  # type: ignore[misc]
-    return shift_in_range(values, exponents, "entries: every entry", "lower the log_scale").reshape(shape)
+    return reshape(shift_in_range(values, exponents, "entries: every entry", "lower the log_scale"), shape)  # type: ignore[no-any-return]
 
 
 def _as_points(indices: Any, legs: tuple[int, ...], *, paired: bool) -> tuple[Array, tuple[int, ...]]:

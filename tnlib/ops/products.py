@@ -77,6 +77,7 @@ def distance(a: LinearFormat, b: LinearFormat) -> float:
     '1e-12'
     """
     a, b = _of_one_class("distance", a, b)
+    refuse_other_arrays("distance", "a", a)  # whose norms cancel
     difference = a - b
     try:
         return difference.norm()

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from tnlib._array_api import permute, reshape, tensordot
+from tnlib._array_api import astype, dtype_of, from_host, permute, reshape, tensordot
 from tnlib._typing import Array
 from tnlib.linalg.orthogonal import is_isometry
 from tnlib.linalg.scaling import Scaled, largest, rescale_drift, shift
@@ -100,17 +100,17 @@ def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
 
 def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -> list[Array]:
     """Return the cores (l, n, r) of the sum of trains, blocks along the diagonal; leg `stacked` is concatenated."""
-    dtype, last = np.result_type(*(core for cores in terms for core in cores)), len(terms[0]) - 1
+    dtype, last = np.result_type(*(dtype_of(core) for cores in terms for core in cores)), len(terms[0]) - 1
     out = []
     for k in range(last + 1):
         blocks = [cores[k] for cores in terms]
         steps = [int(k > 0), int(k == stacked), int(k < last)]  # legs along which blocks follow each other
         sizes = [sum(b.shape[i] for b in blocks) if steps[i] else blocks[0].shape[i] for i in range(3)]
-        core, at = np.zeros(sizes, dtype), [0, 0, 0]
+        core, at = from_host(np.zeros(sizes, dtype), blocks[0]), [0, 0, 0]
         for block in blocks:
             (i, j, p), (l, n, r) = at, block.shape
             part = core[i : i + l, j : j + n, p : p + r]
-            part[...] = block if any(steps) else part + block
+            part[...] = astype(block, dtype) if any(steps) else part + block
             at = [i + l * steps[0], j + n * steps[1], p + r * steps[2]]
         out.append(core)
     return out

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._array_api import contiguous, dtype_of, refuse_different_libraries, reshape
+from tnlib._array_api import astype, contiguous, dtype_of, from_host, namespace, refuse_different_libraries, reshape
 from tnlib._errors import ArgumentError
+from tnlib._fit import refuse_other_arrays
 from tnlib._format import LinearFormat, numpy_arrays, refuse_different_legs, refuse_other_format
+from tnlib._registry import require
 from tnlib._stored_arrays import (
     MAX_NDIM,
     SMALL,
@@ -160,9 +162,22 @@ class Train(LinearFormat):
         """All d + 1 bond sizes (r[0], ..., r[d])."""
         return (1, *(core.shape[-1] for core in self.cores))
 
-    @numpy_arrays
-    def norm(self) -> float:
-        """Frobenius norm, without cancellation; raises ArgumentError beyond float64, where `log_norm` does not."""
+    def norm(self) -> float | Any:
+        """Frobenius norm, without cancellation; raises ArgumentError beyond float64, where `log_norm` does not.
+
+        Of a train of another library, such as torch, an array (), which torch differentiates: the root of the inner
+        product with itself, wrong by up to the root of roundoff where terms cancel.
+        """
+        if self.library != "numpy":
+            square, e = require("norm", "inner", "the value", self, "")(self, self)
+            xp = namespace(square)
+            root = shift_in_range(
+                xp.sqrt(xp.abs(square) * 2.0 ** (e % 2)),
+                e // 2,
+                f"{type(self).__name__}.norm: the norm",
+                "lower the log_scale",
+            )
+            return reshape(root, ())
         try:
             return self._remainder().norm()
         except OverflowError:
@@ -210,10 +225,10 @@ class Train(LinearFormat):
         """Return the real or the imaginary part: bonds double."""
         return self.from_sweep(raw.real_part(self.cores, imaginary=imaginary), None, self.exponent)
 
-    @numpy_arrays
     def __mul__(self, other: Any) -> Self:
         """Multiply with a number, or entry by entry with a train of the same legs: ranks multiply."""
         if isinstance(other, type(self)):
+            refuse_other_arrays(f"{type(self).__name__}.mul", "the value", self)
             refuse_different_legs(f"{type(self).__name__} * {type(other).__name__}", self, other)
             a, b = self.fused(), other.fused()
             product = raw.multiply_entries(a.cores, b.cores)
@@ -225,13 +240,13 @@ class Train(LinearFormat):
         dtype, k = np.result_type(self.dtype, number), self.center or 0
         # in a more precise dtype the cores are isometric to the precision of the old one only
         center = self.center if np.finfo(dtype).precision == np.finfo(self.dtype).precision else None
-        train = self.from_sweep([core.astype(dtype, copy=False) for core in self.cores], center, self.exponent)
+        train = self.from_sweep([astype(core, dtype) for core in self.cores], center, self.exponent)
         e = math.frexp(max(abs(number.real), abs(number.imag)))[1]
         if abs(e) < DRIFT:
-            core, power = rescale(train.cores[k] * dtype.type(number))
+            core, power = rescale(train.cores[k] * dtype.type(number).item())
         else:
             factor, power = normalize(np.asarray(number, np.result_type(np.float64, number))[None])
-            core = train.cores[k] * factor.astype(dtype)
+            core = train.cores[k] * factor.item()
         return train._with_core(k, core, self.exponent + power)
 
     def _added(self, other: Self) -> Self:
@@ -323,7 +338,7 @@ class TensorTrain(Train):
         return (self[k] for k in range(self.shape[0]))
 
     def _constant(self, number: Any) -> TensorTrain:
-        ones = tuple(np.ones((1, n, 1), self.dtype) for n in self.shape)
+        ones = tuple(from_host(np.ones((1, n, 1), self.dtype), self.cores[0]) for n in self.shape)
         return TensorTrain(ones)._multiplied(number)
 
 

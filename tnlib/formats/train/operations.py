@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tnlib._array_api import adjoint
+from tnlib._array_api import adjoint, detached, from_host, namespace, permute, reshape, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib._validate import as_list, as_position
 from tnlib.formats.train.cores import add_cores, attach_left, columns, contract_fixed_legs, rows, with_common_exponent
 from tnlib.formats.train.format import TensorTrain, Train
 from tnlib.formats.train.tt_matrix import T, TTMatrix, as_column, as_train, refuse_unequal_legs
-from tnlib.linalg.scaling import Scaled, normalize_rows
+from tnlib.linalg.scaling import Scaled, normalize_rows, shift
 
 _BATCH = 1 << 20  # numbers in the rows that `train_entries` carries through a train
 # A loop over rows takes a quarter to two thirds of the time of matrix products of the rows with one index, if there are
@@ -60,9 +60,26 @@ def inner_between(a: Any, operator: Any, b: Any) -> Scaled:
 def train_entries(t: Train, points: Array) -> tuple[Array, Array]:
     """Return x and e: entry i of `t` is x[i] * 2**e[i] at the indices points[i], (N, d), of the fused legs."""
     train = t.fused()
+    if train.library != "numpy":
+        return _multiply_other_rows(train, points)
     step = max(1, _BATCH // max(train.ranks))
     parts = [_multiply_rows(train, points[i : i + step]) for i in range(0, len(points), step)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([e for _, e in parts])
+
+
+def _multiply_other_rows(train: TensorTrain, points: Array) -> tuple[Any, Array]:
+    """Return the same for arrays of another library, (N, l, r) at a time: torch differentiates the entries."""
+    exponents = np.full(len(points), train.exponent, np.int64)
+    rows: Any = None
+    for core, chosen in zip(train.cores, points.T, strict=True):
+        xp = namespace(core)
+        matrices = permute(xp.take(core, from_host(chosen, core), axis=1), (1, 0, 2))  # N l r
+        rows = matrices if rows is None else rows @ matrices  # N 1 [l] r
+        tops = to_host(detached(xp.max(xp.abs(rows), axis=(1, 2))))
+        e = np.frexp(tops)[1].astype(np.int64)
+        rows = shift(rows, -e[:, None, None])
+        exponents += e
+    return reshape(rows, (-1,)), exponents
 
 
 def _multiply_rows(train: TensorTrain, points: Array) -> tuple[Array, Array]:

@@ -76,9 +76,11 @@ class Tucker(LinearFormat):
             factors.append(factor)
         return Tucker(np.ascontiguousarray(core.imag if imaginary else core.real), tuple(factors))
 
+    @numpy_arrays
     def _multiplied(self, number: Any) -> Tucker:
         return Tucker(number * self.core, self.factors)
 
+    @numpy_arrays
     def _added(self, other: Tucker) -> Tucker:
         core = np.zeros(np.add(self.ranks, other.ranks), np.result_type(self.core, other.core))
         core[tuple(slice(r) for r in self.ranks)] = self.core
