@@ -124,3 +124,15 @@ def test_options_that_need_all_entries_are_refused() -> None:
         tnlib.cp(x, 1, constraint="nonnegative")
     with oracles.refused(TypeError, "tt_svd: x must be dense"):
         tnlib.tt_svd(x)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-100])
+def test_a_tucker_goes_on_from_an_earlier_one(scale: float) -> None:
+    """Sweeps from the value of a fit are those that the fit would have taken next."""
+    x = masked(scale * oracles.random_tucker(SHAPE, (2, 2, 2)), 0.6)
+    first, _ = oracles.quietly(lambda: tnlib.tucker(x, max_rank=2, n_iter=7))
+    after, _ = oracles.quietly(lambda: tnlib.tucker(x, init=first.value, n_iter=5))
+    at_once, _ = oracles.quietly(lambda: tnlib.tucker(x, max_rank=2, n_iter=12))
+    assert after.error <= first.error
+    assert after.error == pytest.approx(at_once.error)
+    np.testing.assert_allclose(after.value.full(), at_once.value.full(), atol=1e-9 * scale)

@@ -19,9 +19,9 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import roundoff
 from tnlib._typing import Array
 from tnlib.formats.tucker.format import Tucker
-from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, st_hosvd
+from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
 from tnlib.linalg.missing_entries import describe_known, residual_of_known
-from tnlib.linalg.scaling import prepare, restore
+from tnlib.linalg.scaling import prepare, restore, shift
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
 
@@ -37,9 +37,15 @@ class KnownFit(NamedTuple):
 
 
 def fit_known_entries(
-    x: Array, known: Array, *, rtol: float | None, max_ranks: Sequence[int | None], n_iter: int
+    x: Array,
+    known: Array,
+    *,
+    rtol: float | None,
+    max_ranks: Sequence[int | None],
+    n_iter: int,
+    init: Tucker | None = None,
 ) -> KnownFit:
-    """Fit the `known` entries of `x`, which is zero elsewhere, in at most `n_iter` sweeps."""
+    """Fit the `known` entries of `x`, which is zero elsewhere, in at most `n_iter` sweeps, from zeros or `init`."""
     if max_ranks[0] is None:
         raise ArgumentError(
             "tucker: max_rank must be given for an array with missing entries, got None; the known entries alone do "
@@ -51,8 +57,13 @@ def fit_known_entries(
         )
     scaled, exponent, size = prepare("tucker", "x", x)
     target = max(rtol or 0.0, roundoff(scaled.dtype)) * size
-    core, factors, _ = st_hosvd(scaled, size, None, max_ranks)
-    filled, residual, n_sweeps, stationary = scaled, np.inf, 0, False
+    if init is None:
+        core, factors, _ = st_hosvd(scaled, size, None, max_ranks)
+        filled = scaled
+    else:
+        core, factors = init.core, orthonormal_factors(init)
+        filled = np.where(known, scaled, shift(init.full(), -exponent))
+    residual, n_sweeps, stationary = np.inf, 0, False
     while n_sweeps < n_iter and not stationary:
         core, factors = orthogonal_iteration(filled, factors, 1)
         y = Tucker(core, tuple(factors)).full()

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib._errors import ArgumentError
-from tnlib._fit import Fit, after_sweeps, report
+from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._fit import Fit, after_sweeps, refuse_other_arrays, report, wrong_type
 from tnlib._format import with_arrays_of
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored, refuse_foreign_keywords
 from tnlib.formats.tucker.fit_known_entries import fit_known_entries
 from tnlib.formats.tucker.format import Tucker
-from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, st_hosvd
+from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
 from tnlib.linalg.missing_entries import fill_missing
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.truncation import TruncationBudget
 
 if TYPE_CHECKING:
-    from tnlib.linalg.truncation import TruncationBudget
     from tnlib.out_of_core.matrix_sketch import SketchedError
     from tnlib.out_of_core.one_read import SlabStream
     from tnlib.out_of_core.storage import Storage
@@ -36,6 +37,7 @@ def tucker(
     n_iter: int = 0,
     max_rank: int | Sequence[int] | None = None,
     storage: Storage | None = None,
+    init: Tucker | None = None,
 ) -> Fit[Tucker]:
     """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
@@ -57,6 +59,10 @@ def tucker(
         Maximal rank of every leg, one number for all legs or one per leg; with `rtol`, the smaller rank is used.
     storage
         How an array that exceeds memory is read, see `Storage`.
+    init
+        A Tucker of the shape of `x` with which the iteration starts, at its ranks, in place of the decomposition of
+        `x`; it needs `n_iter`, and no `max_rank`. If entries are missing, its entries replace them at first: more
+        sweeps of an earlier fit, or another start.
 
     Returns
     -------
@@ -91,14 +97,21 @@ def tucker(
     dense, known = fill_missing("tucker", "x", dense)
     if known is not None:
         _, caps = _as_caps(max_rank, ranks, known.ndim)
-        part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter)
+        if init is not None:
+            caps = _refuse_other_start(init, dense.shape, dense.dtype, n_iter, caps)
+        part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter, init=init)
         fit = report("tucker", part.value, error=part.error, rtol=rtol, n_iter=part.n_iter, estimate=part.note)
         return after_sweeps("tucker", fit, rtol=rtol, stationary=part.stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
         keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
-        core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
+        if init is not None:
+            caps = _refuse_other_start(init, scaled.shape, dtype, n_iter, caps)
+        if init is None or norm == 0:
+            core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
+        else:
+            core, factors, budget = init.core, orthonormal_factors(init), TruncationBudget(norm, rtol, (), dtype)
     else:
         from tnlib.formats.tucker.tucker_out_of_core import decompose_stored
 
@@ -120,6 +133,25 @@ def tucker(
     notes = budget.notes("leg", cap=keyword)
     fit = report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=budget.estimate, notes=notes)
     return with_arrays_of(x, fit)
+
+
+def _refuse_other_start(
+    init: Any, shape: tuple[int, ...], dtype: np.dtype[Any], n_iter: int, caps: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """Raise unless the iteration can start with `init`; return its ranks."""
+    if not isinstance(init, Tucker):
+        raise wrong_type("tucker", "init", "a Tucker", init, "start from the value of an earlier fit")
+    refuse_other_arrays("tucker", "init", init)
+    if init.shape != shape:
+        raise ArgumentError(f"tucker: init must have the shape of x, {shape}, got {init.shape}; leave it out.")
+    if init.dtype.kind == "c" and dtype.kind != "c":
+        raise ArgumentTypeError("tucker: init must be real for real data, got a complex Tucker; leave it out.")
+    if n_iter == 0 or any(cap is not None for cap in caps):
+        raise ArgumentError(
+            f"tucker: init must be given with n_iter and without max_rank, got n_iter={n_iter} and ranks {caps}; its "
+            f"own ranks {init.ranks} stay."
+        )
+    return init.ranks
 
 
 def _as_caps(

@@ -23,11 +23,12 @@ import numpy as np
 
 from tnlib._array_api import dtype_of, reshape
 from tnlib._typing import Array
+from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
 from tnlib.linalg.multilinear import mode_product
-from tnlib.linalg.orthogonal import complete_columns
+from tnlib.linalg.orthogonal import complete_columns, qr_positive
 from tnlib.linalg.truncation import TruncationBudget
 
 
@@ -96,6 +97,11 @@ def orthogonal_iteration(x: Array, factors: Sequence[Array], n_iter: int) -> tup
             factors[k] = _leading_columns(unfold_slabs(np.ascontiguousarray(partial), k), factor.shape[1])
     core = mode_product(partial, factors[-1].conj().T, x.ndim - 1)  # r0 ... r(d-1) [n(d-1)]
     return np.ascontiguousarray(core), factors
+
+
+def orthonormal_factors(value: Tucker) -> list[Array]:
+    """Return orthonormal bases (n[k], r[k]) of the columns of the factors, in double precision."""
+    return [qr_positive(factor.astype(np.result_type(factor, np.float64)))[0] for factor in value.factors]
 
 
 def _leading_columns(slabs: Array, rank: int) -> Array:

@@ -7,6 +7,8 @@ import copy
 import numpy as np
 import oracles
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tnlib
 
@@ -146,3 +148,42 @@ def test_a_basis_of_small_equal_values_does_not_depend_on_the_other_legs(small: 
     tensors = [(left @ oracles.isometry(42, 4, seed=seed).T).reshape(4, 6, 7) for seed in (5, 50)]
     first, second = (tnlib.tucker(x, ranks=(4, 6, 7)).value.factors[0] for x in tensors)
     assert np.linalg.norm(first - second) < 1e3 * oracles.eps(np.float64) / small**2
+
+
+@given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_sweeps_from_any_start_do_not_raise_its_error(seed: int, rank: int, n_iter: int) -> None:
+    """The error of the projection on the factors of the start bounds that of every sweep."""
+    x, start = oracles.normal((4, 5, 6), seed=seed), tnlib.random.tucker((4, 5, 6), rank, rng=seed)
+    fit = tnlib.tucker(x, init=start, n_iter=n_iter)
+    q = [np.linalg.qr(factor)[0] for factor in start.factors]
+    projection = np.einsum("abc,ai,bj,ck,di,ej,fk->def", x, *q, *q)
+    assert fit.value.ranks == start.ranks
+    assert fit.error <= oracles.norm(x - projection) / oracles.norm(x) * (1 + 1e-12)
+    assert fit.error == pytest.approx(oracles.true_error(x, fit.value))
+    assert tnlib.tucker(x, init=fit.value, n_iter=1).error <= fit.error * (1 + 1e-12)
+
+
+@oracles.each_dtype
+@pytest.mark.parametrize("scale", [1.0, 2.0**-40])
+def test_a_start_of_any_scale_and_dtype(dtype: np.dtype, scale: float) -> None:
+    x = oracles.random_tucker((5, 6, 7), (2, 3, 2), dtype)
+    start = tnlib.tucker(x + 0.1 * oracles.normal(x.shape, dtype, 1), max_rank=(2, 3, 2)).value
+    fit = tnlib.tucker(x * dtype.type(scale), init=start, n_iter=4)
+    oracles.assert_fit(fit, x * dtype.type(scale))
+    assert fit.value.dtype == dtype
+    assert fit.error <= 100 * oracles.eps(dtype)
+
+
+def test_other_starts_are_refused() -> None:
+    x, start = oracles.normal((3, 4, 5)), tnlib.random.tucker((3, 4, 5), 2, rng=0)
+    with oracles.refused(TypeError, "tucker", "init must be a Tucker", "ndarray"):
+        tnlib.tucker(x, init=x, n_iter=1)  # type: ignore[arg-type]
+    with oracles.refused(ValueError, "tucker", "init must have the shape of x, (3, 4, 5), got (3, 4, 6)"):
+        tnlib.tucker(x, init=tnlib.random.tucker((3, 4, 6), 2, rng=0), n_iter=1)
+    with oracles.refused(TypeError, "tucker", "init must be real"):
+        tnlib.tucker(x, init=start * 1j, n_iter=1)
+    for options in ({}, {"n_iter": 1, "max_rank": 2}):
+        with oracles.refused(ValueError, "tucker", "init must be given with n_iter and without max_rank"):
+            tnlib.tucker(x, init=start, **options)
+    assert tnlib.tucker(0 * x, init=start, n_iter=1).value.norm() == 0
