@@ -18,6 +18,7 @@ from benchmarks.cases import Case, cases, padded_train
 from benchmarks.entry import Entry
 from benchmarks.everyday import OURS, medians, operations
 from benchmarks.gate_cases import everyday
+from benchmarks.hard_functions import FUNCTIONS, error
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, Results
 from benchmarks.speed import condense
@@ -52,6 +53,18 @@ def test_an_entry_solves_its_case(case: Case, entry: Entry) -> None:
     else:
         assert error <= case.limit
     assert max(truth.ranks(case.layout, arrays)) <= case.rank
+
+
+@pytest.mark.parametrize(
+    "name", ["legs of size 1", pytest.param("Fermi function, beta 1e4, 30 bits", marks=pytest.mark.slow)]
+)
+def test_errors_of_hard_functions(name: str) -> None:
+    """Of all entries, and near a peak: 1 for zero, 0 for the function itself."""
+    hard = next(hard for hard in FUNCTIONS if hard.name == name)
+    fit = tnlib.tt_cross(hard.f, hard.shape, rtol=1e-6)
+    assert error(hard, fit.value) < 1e-6
+    assert error(hard, 0 * fit.value) == pytest.approx(1)
+    assert error(hard, 1.01 * fit.value) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_every_case_has_entries_and_tnlib_among_them() -> None:
