@@ -1,11 +1,13 @@
-"""The quantizer of llama.cpp with an importance matrix, beside layout gguf at equal bits, for the built-in Llama.
+"""The quantizer of llama.cpp with an importance matrix, beside layout gguf at equal bits.
 
     make engines        # once: installs llama-cpp-python
-    python -m benchmarks.llama_cpp_quantizer [Q4_0 ...]
+    python -m benchmarks.llama_cpp_quantizer [--wide FOLDER] [--effort low ...] [Q4_0 ...]
 
-The importance matrix is the mean square of the inputs of every linear layer on `prose_calibration.txt`, on which tnlib
-calibrates, without a fit and with two passes. Divergence is that of the predictions on `prose_held_out.txt` from those
-of the original, in nats per token, by transformers. Prints a Markdown table.
+The importance matrix is the mean square of the inputs of every linear layer on the text on which tnlib calibrates,
+without a fit and with two passes. Divergence is that of the predictions on another text from those of the original, in
+nats per token, by transformers. The model is the built-in Llama, whose matrices are held in blocks of 32, and the texts
+are `prose_calibration.txt` and `prose_held_out.txt`; with --wide the model, in this folder, and the texts are those of
+`benchmarks.wide_llama`, whose matrices fill super-blocks of 256. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
 from tnlib_adapters.compression.gguf_file import gguf_name, write_gguf
 
+from benchmarks.wide_llama import calibration_text, texts, wide_llama
+
 HERE = Path(__file__).parent
 WINDOW = 256
 TYPES = ("Q4_0", "IQ4_NL", "Q5_0", "Q8_0")  # with blocks of 32
+K_TYPES = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q6_K")
 
 
 def rounded_by_llama_cpp(source: Path, text: str, window: int, out: Path, ftype: str = "Q4_0") -> Path:
@@ -96,18 +101,28 @@ def average_bits(file: Path) -> float:
 
 @click.command()
 @click.argument("types", nargs=-1)
-def main(types: tuple[str, ...]) -> None:
-    calibration, held_out = HERE / "prose_calibration.txt", (HERE / "prose_held_out.txt").read_text(encoding="utf-8")
-    source, text = builtin_path("llama"), calibration.read_text(encoding="utf-8")
-    print("| type | bits per parameter | llama.cpp | `--effort low` | `--effort default` |\n|---|---|---|---|---|")
+@click.option("--wide", type=click.Path(path_type=Path))
+@click.option("--effort", "efforts", multiple=True, default=("low", "default"))
+def main(types: tuple[str, ...], wide: Path | None, efforts: tuple[str, ...]) -> None:
+    if wide is None:
+        source = builtin_path("llama")
+        text, held_out = (
+            (HERE / f"prose_{name}.txt").read_text(encoding="utf-8") for name in ("calibration", "held_out")
+        )
+    else:
+        source, text, held_out = wide_llama(wide), calibration_text(), texts()[1]
+    columns = " | ".join(f"`--effort {effort}`" for effort in efforts)
+    print(f"| type | bits per parameter | llama.cpp | {columns} |\n|---|---|---|{'---|' * len(efforts)}")
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
+        calibration = place / "calibration.txt"
+        calibration.write_text(text, encoding="utf-8")
         write_gguf(open_checkpoint(source), place / "whole.gguf")
         before = predictions(place / "whole.gguf", held_out)
-        for ftype in types or TYPES:
+        for ftype in types or (TYPES if wide is None else K_TYPES):
             files = [rounded_by_llama_cpp(source, text, WINDOW, place / f"{ftype}.gguf", ftype)]
             bits = average_bits(files[0])
-            for effort in ("low", "default"):
+            for effort in efforts:
                 out = place / f"{ftype}-{effort}"
                 compress(source, out, Budget(bits=bits), calibration=calibration, layout="gguf", effort=effort)
                 files.append(out / "model.gguf")

@@ -5,8 +5,8 @@ Read by the command line: nothing here imports numpy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tnlib import ArgumentError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GGUF, GGUF_FILE = "gguf", "model.gguf"
 QUANTIZED = "quantized"  # the method that rounds on the grids of engines
+_SUPER_BLOCK = 256  # inputs
 _MULTIPLE = 32  # of inputs and outputs of every layer: codes and zeros fill words of 32 bits
 
 
@@ -33,8 +34,8 @@ class EngineLayout:
     of_causal, of_encoders
         Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
         the engine has none.
-    scales
-        Dtype of the scales.
+    super_bits
+        Bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take.
     holds_tables
         True if embedding and unembedding are integers too.
     """
@@ -43,12 +44,12 @@ class EngineLayout:
     groups: tuple[int, ...]
     of_causal: str
     of_encoders: str
-    scales: str = "BF16"
+    super_bits: Mapping[int, float] = field(default_factory=dict)
     holds_tables: bool = False
 
     @property
     def fewest_bits(self) -> float:
-        """Average below which no budget can be met."""
+        """Average below which no budget can be met without super-blocks."""
         return min(self.bits) + (0 if 0 in self.groups else 16 / max(self.groups))
 
     def format_of(self, *, predicts: bool) -> str:
@@ -56,14 +57,15 @@ class EngineLayout:
         return self.of_causal if predicts else self.of_encoders
 
 
+K_QUANTS = {2: 2.625, 3: 3.4375, 4: 4.5, 5: 5.5, 6: 6.5625, 8: 8.5}
 ENGINES: Mapping[str, EngineLayout] = {
     "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), "gptq", ""),
     "compressed-tensors": EngineLayout(
         (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), "compressed-tensors", "compressed-tensors"
     ),
     "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), "gptq", "compressed-tensors"),
-    # written as compressed-tensors, measured, and converted
-    GGUF: EngineLayout((4, 5, 8), (32,), "compressed-tensors", "", scales="F16", holds_tables=True),
+    # written as blocks in safetensors, measured, and converted
+    GGUF: EngineLayout((4, 5, 8), (32,), GGUF, "", super_bits=K_QUANTS, holds_tables=True),
 }
 
 
@@ -79,22 +81,28 @@ def check_engine_options(layout: str, method: str, budget: Budget, *, with_text:
             f"compress: keep must be left out for layout {layout!r}, which holds whole weights, got {budget.keep}; "
             "pass bits."
         )
-    widths, fewest = ENGINES[layout].bits, ENGINES[layout].fewest_bits
+    engine = ENGINES[layout]
+    fewest = min((engine.fewest_bits, *engine.super_bits.values()))
+    _check_widths(layout, budget, engine.super_bits or engine.bits, fewest)
+
+
+def _check_widths(layout: str, budget: Budget, widths: Iterable[int], fewest: float, which: str = "") -> None:
+    """Raise if a budget asks for fewer bits than these on average, or for another width than these."""
     if budget.bits is not None and budget.bits < fewest:
         raise ArgumentError(
-            f"compress: bits must be at least {fewest:g} for layout {layout!r}, its smallest width and its scales, got "
-            f"{budget.bits:g}; raise it."
+            f"compress: bits must be at least {fewest:g} for layout {layout!r}{which}, its smallest width and its "
+            f"scales, got {budget.bits:g}; raise it."
         )
     if budget.width is not None and budget.width not in widths:
         raise ArgumentError(
-            f"compress: store must be of {', '.join(map(str, widths))} bits for layout {layout!r}, got "
+            f"compress: store must be of {', '.join(map(str, widths))} bits for layout {layout!r}{which}, got "
             f"{budget.store!r}; pass another."
         )
 
 
-def check_engine(layout: str, checkpoint: Checkpoint) -> None:
-    """Raise if the linear layers of a model cannot be written in a layout of an engine."""
-    engine, wiring = ENGINES[layout], checkpoint.wiring
+def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget) -> None:
+    """Raise if the linear layers of a model cannot be written in a layout of an engine, or not in these widths."""
+    engine, wiring, inputs = ENGINES[layout], checkpoint.wiring, set[int]()
     if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
         raise ArgumentError(
             f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
@@ -116,11 +124,16 @@ def check_engine(layout: str, checkpoint: Checkpoint) -> None:
             )
         for linear in (*layer.attention.matrices, *layer.feed_forward_matrices):
             shape = checkpoint.folder.tensors[linear.weight].shape
+            inputs.add(shape[1])
             if any(n % _MULTIPLE for n in shape):
                 raise ArgumentError(
                     f"compress: layout {layout!r} needs multiples of {_MULTIPLE} inputs and outputs, got "
                     f"{linear.weight!r} of shape {shape}; pass layout 'factored' or 'dense'."
                 )
+    if engine.super_bits and any(n % _SUPER_BLOCK for n in inputs):
+        fewest = engine.fewest_bits if all(n % _SUPER_BLOCK for n in inputs) else 0.0
+        which = f" and sides that are no multiples of {_SUPER_BLOCK}"
+        _check_widths(layout, budget, engine.bits, fewest, which)
     if layout == GGUF:
         from tnlib_adapters.compression.gguf_file import check_gguf
 

@@ -1,12 +1,7 @@
-"""GGUF files of Llama models in integers of 4, 5 and 8 bits, which llama.cpp and transformers read.
+"""GGUF files of Llama models in integers of 2 to 8 bits, which llama.cpp and transformers read.
 
-A row of a matrix (out, in) is a row of blocks of 32 inputs with a float16 scale d:
-
-    Q4_0   d (q - 8)    d, 16 bytes: input j in the lower half of byte j, input j + 16 in the upper half
-    Q5_0   d (q - 16)   d, the fifth bits as one word of 32, 16 bytes as in Q4_0
-    Q8_0   d q          d, 32 signed bytes
-
-llama.cpp rotates adjacent columns of a head, transformers its two halves: rows of queries and keys are reordered.
+Matrices are rows of blocks (`factors.gguf_blocks`). llama.cpp rotates adjacent columns of a head, transformers its two
+halves: rows of queries and keys are reordered.
 """
 
 from __future__ import annotations
@@ -24,13 +19,11 @@ from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib_adapters.architectures.geometric_frequencies import base_and_factor
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.factors.engine_tensors import IntegerTensor
+from tnlib_adapters.factors.gguf_blocks import BlockTensor
 from tnlib_adapters.files.folder import CONFIG, INDEX
 from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.files.tokenizer import load_tokenizer
 
-_BLOCK = 32
-_TYPES = {4: "Q4_0", 5: "Q5_0", 8: "Q8_0"}
 _NAMES = {  # of modules outside the layers, and in them
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -120,12 +113,12 @@ def read_tokenizer(checkpoint: Checkpoint) -> BytePairTokenizer:
 
 
 def write_gguf(checkpoint: Checkpoint, file: Path) -> None:
-    """Write a checkpoint whose integers are in blocks of 32 inputs, and its tokenizer, as one GGUF file.
+    """Write a checkpoint whose integers are in blocks, and its tokenizer, as one GGUF file.
 
     Parameters
     ----------
     checkpoint
-        One that `check_gguf` admits, with integers of 4, 5 or 8 bits in float16 scales, as compressed-tensors.
+        One that `check_gguf` admits; weights in blocks are copied.
     file
         File to write.
     """
@@ -201,8 +194,8 @@ def _add_tokenizer(writer: Any, tokenizer: BytePairTokenizer) -> None:
 
 def _type(info: TensorInfo) -> str:
     """Return the type of a tensor in GGUF; vectors are float32."""
-    if isinstance(info, IntegerTensor):
-        return _TYPES[info.n_bits]
+    if isinstance(info, BlockTensor):
+        return info.kind
     return info.dtype if len(info.shape) > 1 and info.dtype != "F64" else "F32"
 
 
@@ -212,28 +205,11 @@ def _stored(checkpoint: Checkpoint, info: TensorInfo) -> Array:
     heads = {"q_proj": checkpoint.sizes.n_heads, "k_proj": checkpoint.sizes.kv_heads}.get(info.name.split(".")[-2])
     if heads is not None:
         rows = np.arange(info.shape[0]).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
-    if isinstance(info, IntegerTensor):
-        return blocks(info.codes()[rows], info.scales()[rows], info.n_bits)
+    if isinstance(info, BlockTensor):
+        stored: Array = info.blocks.read()[rows]
+        return stored
     values = info.read()[rows].astype(np.float32) if _type(info) == "F32" else info.read_stored()[rows]
     return np.ascontiguousarray(values).view(np.uint8)
-
-
-def blocks(codes: Array, scales: Array, bits: int) -> Array:
-    """Return the blocks (out, bytes) of codes (out, in) and scales (out, groups of 32 inputs).
-
-    >>> blocks(np.full((1, 32), 200), np.ones((1, 1)), 8)[0, :4].tolist()
-    [0, 60, 72, 72]
-    """
-    grouped = codes.reshape(len(codes), -1, _BLOCK)
-    parts: list[Array] = [scales.astype("<f2")[..., None].view(np.uint8)]
-    if bits == 8:
-        parts.append((grouped - 128).astype(np.int8).view(np.uint8))
-    else:
-        if bits == 5:
-            parts.append(np.packbits((grouped >> 4).astype(np.uint8), axis=-1, bitorder="little"))
-        low = (grouped & 15).astype(np.uint8)
-        parts.append(low[..., : _BLOCK // 2] | low[..., _BLOCK // 2 :] << 4)
-    return np.concatenate(parts, axis=-1).reshape(len(codes), -1)
 
 
 def _pre_tokenizer(content: Any) -> str | None:

@@ -170,15 +170,15 @@ def _new_integers(
     dtype: str,
 ) -> NewTensors:
     """Return the tensors of a module in the integers of an engine, and its biases."""
-    stored_as, scales = _format_of(checkpoint, layout), ENGINES[layout].scales
+    stored_as = _format_of(checkpoint, layout)
 
     def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
         for matrix in matrices():
             linear = _linear(checkpoint, matrix.describe())
             (integers,) = matrix.integers.values()
-            encode_in_range(linear.weight, integers.scales, scales)
-            encoded = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers, scales)
+            encode_in_range(linear.weight, integers.scales, "F16" if stored_as == GGUF else "BF16")
+            encoded = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers)
             arrays |= {f"{linear.module}.{name}": array for name, (_, array) in encoded.items()}
             if linear.bias is not None and linear.bias in names:
                 arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
@@ -187,7 +187,7 @@ def _new_integers(
     forms = dict[str, tuple[str, tuple[int, ...]]]()
     for description in described:
         linear = _linear(checkpoint, description)
-        shapes = stored_shapes(stored_as, *_whole_weight(description), scales)
+        shapes = stored_shapes(stored_as, *_whole_weight(description))
         forms |= {f"{linear.module}.{name}": form for name, form in shapes.items()}
         if linear.bias is not None and linear.bias in names:
             forms[linear.bias] = dtype, checkpoint.folder.tensors[linear.bias].shape

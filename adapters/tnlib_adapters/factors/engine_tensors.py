@@ -26,12 +26,19 @@ import numpy as np
 from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.factors.config_section import quantization
+from tnlib_adapters.factors.gguf_blocks import (
+    GGUF,
+    blocks_shape,
+    describe_blocks,
+    encode_blocks,
+    with_dequantized_blocks,
+)
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import FLOATS, TensorInfo, check_finite, encode
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
-_WORD = 32  # bits
+_WORD, _SCALE_DTYPE = 32, "BF16"  # bits; dtype of written scales
 _CODES = {GPTQ: "qweight", COMPRESSED_TENSORS: "weight_packed"}  # the tensor that stands for a weight
 _SCALES = {GPTQ: "scales", COMPRESSED_TENSORS: "weight_scale"}
 _GROUPS = {GPTQ: "g_idx", COMPRESSED_TENSORS: "weight_g_idx"}
@@ -51,8 +58,8 @@ _UNWRITTEN = ("weight_zero_point", "weight_g_idx")  # tensors that only other wr
 _VERSIONS = ("gptq", "gptq_v2")  # checkpoint_format
 
 
-def encode_gptq(integers: Integers, scales: str = "BF16") -> dict[str, tuple[str, Array]]:
-    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 1, with scales in a dtype.
+def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
+    """Return {name below the module: (dtype, array)} of a weight (in, out) for GPTQ, version 1.
 
     Both sides are multiples of 32.
     """
@@ -62,33 +69,32 @@ def encode_gptq(integers: Integers, scales: str = "BF16") -> dict[str, tuple[str
     return {
         "qweight": ("I32", np.ascontiguousarray(_words(_unsigned(integers), form.bits, axis=0).T)),
         "qzeros": ("I32", _words(zeros, form.bits, axis=1)),
-        "scales": (scales, encode(integers.scales, scales)),
+        "scales": (_SCALE_DTYPE, encode(integers.scales, _SCALE_DTYPE)),
         "g_idx": ("I32", (np.arange(n_in) // group).astype(np.int32)),
     }
 
 
-def encode_compressed_tensors(integers: Integers, scales: str = "BF16") -> dict[str, tuple[str, Array]]:
-    """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized.
-
-    `scales` is the dtype of the scales.
-    """
+def encode_compressed_tensors(integers: Integers) -> dict[str, tuple[str, Array]]:
+    """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized."""
     return {
         "weight_packed": ("I32", _words(_unsigned(integers), integers.format.bits, axis=0)),
-        "weight_scale": (scales, encode(np.ascontiguousarray(integers.scales.T), scales)),
+        "weight_scale": (_SCALE_DTYPE, encode(np.ascontiguousarray(integers.scales.T), _SCALE_DTYPE)),
         "weight_shape": ("I64", np.array(integers.codes.shape[::-1], np.int64)),
     }
 
 
 def stored_shapes(
-    stored_as: str, form: IntegerFormat, shape: tuple[int, ...], scales: str = "BF16"
+    stored_as: str, form: IntegerFormat, shape: tuple[int, ...]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return {name below the module: (dtype, shape)} of a weight (in, out) as it is encoded.
 
     >>> stored_shapes(COMPRESSED_TENSORS, IntegerFormat(3, 0, 32, has_zero=True), (64, 32))["weight_packed"]
     ('I32', (32, 6))
     """
+    if stored_as == GGUF:
+        return blocks_shape(form, shape)
     shapes = _shapes(stored_as, form.bits, form.n_groups(shape[0]), shape)
-    dtypes = {_SCALES[stored_as]: scales, "weight_shape": "I64"}
+    dtypes = {_SCALES[stored_as]: _SCALE_DTYPE, "weight_shape": "I64"}
     return {part: (dtypes.get(part, "I32"), of_part) for part, of_part in shapes.items() if part not in _UNWRITTEN}
 
 
@@ -112,7 +118,7 @@ def _shapes(method: str, bits: int, n_groups: int, shape: tuple[int, ...]) -> di
     }
 
 
-ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors}
+ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors, GGUF: encode_blocks}
 
 
 def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
@@ -158,7 +164,7 @@ def describe_compressed_tensors(formats: Mapping[str, IntegerFormat]) -> dict[st
     }
 
 
-DESCRIBE = {GPTQ: describe_gptq, COMPRESSED_TENSORS: describe_compressed_tensors}
+DESCRIBE = {GPTQ: describe_gptq, COMPRESSED_TENSORS: describe_compressed_tensors, GGUF: describe_blocks}
 
 
 def _most_frequent(formats: Mapping[str, IntegerFormat]) -> tuple[int, int]:
@@ -253,7 +259,7 @@ def with_dequantized(folder: Folder) -> Folder:
     section, config = quantization(folder.config)
     method, version = section.get("quant_method"), section.get("checkpoint_format", _VERSIONS[0])
     if method not in tuple(_CODES):
-        return folder
+        return with_dequantized_blocks(folder) if method == GGUF else folder
     if method == GPTQ and version not in _VERSIONS:
         raise FileFormatError(
             f"open_checkpoint: checkpoint_format in config.json of {folder.path} must be {' or '.join(_VERSIONS)}, got "

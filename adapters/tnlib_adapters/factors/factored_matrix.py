@@ -27,7 +27,7 @@ from tnlib_adapters.factors.integers import (
     part_format,
     round_to_nearest,
 )
-from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
+from tnlib_adapters.files.safetensors_file import to_bf16
 
 METHOD = "tnlib"  # prefix of the parts of projections, and name of the method in config.json
 
@@ -63,13 +63,14 @@ class Description:
     @property
     def tensors(self) -> dict[str, tuple[str | None, Shape]]:
         """Stored tensors of `FactoredMatrix.parts` by name: dtype, None for floats of the checkpoint's, and shape."""
-        packed = {part: form.is_packed for part, form in self.formats.items()}
+        formats = self.formats
         tensors: dict[str, tuple[str | None, Shape]] = {
-            part: (("U8" if packed[part] else "I8") if part in packed else None, shape)
+            part: (("U8" if formats[part].is_packed else "I8") if part in formats else None, shape)
             for part, shape in self.stored_shapes.items()
         }
         return tensors | {
-            scale_name(part): ("BF16" if packed[part] else "F32", shape) for part, shape in self.scales.items()
+            scale_name(part): ("BF16" if formats[part].has_short_scales else "F32", shape)
+            for part, shape in self.scales.items()
         }
 
     @property
@@ -174,14 +175,14 @@ class FactoredMatrix:
         """Return the stored tensors by name, of the dtypes of `Description.tensors`."""
         parts = dict(self.arrays)
         for part, integers in self.integers.items():
-            parts[part], parts[scale_name(part)] = integers.stored(), integers.scales
-            if integers.format.is_packed:
-                parts[scale_name(part)] = to_bf16(integers.scales)
-                if not np.array_equal(from_bf16(parts[scale_name(part)]), integers.scales):
-                    raise ArgumentError(
-                        f"FactoredMatrix.parts: the scales of {part!r} must be values of bfloat16, got others; round "
-                        "the scales before the codes."
-                    )
+            form, scales = integers.format, integers.scales
+            if not np.array_equal(form.stored_scales(scales), scales):
+                raise ArgumentError(
+                    f"FactoredMatrix.parts: the scales of {part!r} must be values that {form} stores, got others; "
+                    "round the scales before the codes."
+                )
+            parts[part] = integers.stored()
+            parts[scale_name(part)] = to_bf16(scales) if form.has_short_scales else scales
         return parts
 
     def with_integers(self, integers: Mapping[str, Integers]) -> FactoredMatrix:

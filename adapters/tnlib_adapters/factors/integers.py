@@ -10,7 +10,8 @@ in groups of 64 they take a quarter of a bit per number.
 
 Inference engines subtract an integer, 2^(bits - 1), from the code (`has_zero`): 0 is exact, and one side has a level
 more than the other, which a scale of either sign puts on the side that needs it. On the built-in Llama this grid costs
-14 % more divergence than the mid-rise one at 2 bits, 3 % at 3 and 7 % at 4. All its scales are bfloat16.
+14 % more divergence than the mid-rise one at 2 bits, 3 % at 3 and 7 % at 4. All its scales are bfloat16, or integers in
+super-blocks, which may have minima in place of a zero point (`super_blocks`).
 
 Codes of fewer than 8 bits are packed into bytes. The axis of the groups is moved last and padded with zeros to a
 multiple of 8 codes; code k occupies the bits [bits k, bits (k + 1)) of a little-endian bit stream, so that 8 codes take
@@ -28,6 +29,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib_adapters.factors.super_blocks import SIZE, affine_codes, affine_scales, integer_scales
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -57,6 +59,11 @@ class IntegerFormat:
         Numbers per scale; 0, or at least the length of the axis, for the whole axis. The last group may be shorter.
     has_zero
         True for the grid of inference engines, which has a level for 0.
+    scale_bits
+        4 to 8 for scales that are integers in super-blocks of 256 numbers, whose groups divide the axis, 16 for
+        float16, 0 for bfloat16 or float32.
+    has_minimum
+        True if a group has a minimum besides its scale, of as many bits; `scales` are all scales, then all minima.
 
     Examples
     --------
@@ -68,6 +75,8 @@ class IntegerFormat:
     axis: int | tuple[int, ...]
     group: int = 0
     has_zero: bool = False
+    scale_bits: int = 0
+    has_minimum: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -97,15 +106,20 @@ class IntegerFormat:
 
     @property
     def centre(self) -> float:
-        """The code of 0, between two codes if they are packed."""
-        if not self.is_packed:
+        """The code of 0, between two codes if they are packed; that of the minimum if there is one."""
+        if not self.is_packed or self.has_minimum:
             return 0.0
         return 2.0 ** (self.bits - 1) if self.has_zero else (2**self.bits - 1) / 2
 
     @property
     def has_short_scales(self) -> bool:
         """True if scales are bfloat16, False for float32."""
-        return self.is_packed or self.has_zero
+        return (self.is_packed or self.has_zero) and not self.scale_bits
+
+    @property
+    def in_super_blocks(self) -> bool:
+        """True if scales are integers in super-blocks."""
+        return 0 < self.scale_bits < 16
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -128,8 +142,30 @@ class IntegerFormat:
         return max(self.axes) < len(shape)
 
     def scale_shape(self, shape: Shape) -> tuple[int, ...]:
-        """Return the shape of the scales of an array of this shape."""
-        return tuple(self.n_groups(n) if axis in self.axes else n for axis, n in enumerate(shape))
+        """Return the shape of the scales, and minima, of an array of this shape."""
+        of_group = 1 + self.has_minimum
+        return tuple(of_group * self.n_groups(n) if axis in self.axes else n for axis, n in enumerate(shape))
+
+    def widened(self, scales: Array, factor: float) -> Array:
+        """Return the scales of ranges that are wider by a factor about their middle."""
+        (axis,), scale = self.axes, np.float32(factor)
+        if not self.has_minimum:
+            return scales * scale
+        scales, minima = np.split(scales, 2, axis)
+        return np.concatenate([scale * scales, minima + (scale - 1) / 2 * self.code_range[1] * scales], axis)
+
+    def stored_scales(self, scales: Array) -> Array:
+        """Return float32 scales of an array as they are stored, see `scale_shape`."""
+        if self.scale_bits == 16:
+            with np.errstate(over="ignore"):  # refused by name when they are written
+                return scales.astype(np.float16).astype(np.float32)
+        if not self.scale_bits:
+            return from_bf16(to_bf16(scales)) if self.has_short_scales else scales
+        (axis,) = self.axes
+        rows = np.moveaxis(scales, axis, -1)
+        blocks = np.ascontiguousarray(rows).reshape(-1, SIZE // self.group)
+        unit, integers = integer_scales(blocks, self.scale_bits, signed=not self.has_minimum)
+        return np.moveaxis((unit * integers).reshape(rows.shape), -1, axis)
 
     def stored_shape(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape of the codes of an array of this shape as stored."""
@@ -140,8 +176,9 @@ class IntegerFormat:
 
     def n_bits(self, shape: Shape) -> int:
         """Return the number of bits that an array of this shape takes, with padding and scales."""
-        scale = 16 if self.has_short_scales else 32
-        return 8 * math.prod(self.stored_shape(shape)) + scale * math.prod(self.scale_shape(shape))
+        scale, n_scales = 16 if self.has_short_scales else self.scale_bits or 32, math.prod(self.scale_shape(shape))
+        units = 16 * n_scales * self.group // SIZE if self.in_super_blocks else 0
+        return 8 * math.prod(self.stored_shape(shape)) + scale * n_scales + units
 
 
 @dataclass(frozen=True)
@@ -153,7 +190,7 @@ class Integers:
     codes
         uint8, or int8 for 8 bits, of the shape of the array.
     scales
-        float32, with as many entries along the axis as groups; values of bfloat16 if `format.has_short_scales`.
+        float32, with as many entries along the axis as groups, and of values that `format.stored_scales` keeps.
     format
         Bits and groups.
 
@@ -202,13 +239,21 @@ class Integers:
 
     def values(self, dtype: Any = np.float32) -> Array:
         """Return the values of the codes, exactly."""
-        scales, axes, shape = self.scales.astype(dtype), self.format.axes, self.codes.shape
-        if len(axes) == 1:
-            scales = np.repeat(scales, self.format.group_sizes(shape[axes[0]]), axes[0])
         codes = self.codes.astype(dtype)
         codes -= self.format.centre
+        scales, *minima = self.by_number(dtype)
         codes *= scales
+        for minimum in minima:
+            codes -= minimum
         return codes
+
+    def by_number(self, dtype: Any = np.float32) -> list[Array]:
+        """Return the scale of every number, and its minimum if there are any, as arrays that broadcast to the shape."""
+        scales, axes, shape = self.scales.astype(dtype), self.format.axes, self.codes.shape
+        if len(axes) > 1:
+            return [scales]
+        sizes, parts = self.format.group_sizes(shape[axes[0]]), np.split(scales, 1 + self.format.has_minimum, axes[0])
+        return [np.repeat(part, sizes, axes[0]) for part in parts]
 
 
 def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) -> Integers:
@@ -245,6 +290,8 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
     factors = np.linspace(1.0, _LOWEST_CLIP[format.bits], _N_CLIPS) if search else np.ones(1)
     if format.has_zero:
         factors = np.concatenate([factors, -factors])
+    if format.scale_bits:
+        return _round_with_stored_scales(rows, format, factors)
     n_equal = sizes.count(sizes[0])  # the last group may be shorter
     for first, last in ((0, n_equal), (n_equal, len(sizes))):
         if first < last and sizes[first] > 0:
@@ -268,7 +315,7 @@ def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
     ([[127, 127], [-64, 32]], (1, 2))
     """
     others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
-    return _symmetric(a, others)
+    return _symmetric(a, others, IntegerFormat(8, 0))
 
 
 def int8_format(part: str, shape: Shape) -> IntegerFormat:
@@ -297,6 +344,25 @@ def part_format(part: str, shape: Shape, bits: int) -> IntegerFormat:
     return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, GROUP)
 
 
+def _round_with_stored_scales(rows: Array, format: IntegerFormat, factors: Array) -> Integers:
+    """Return an array whose last axis is that of the format in the codes nearest to it for the stored scales."""
+    (axis,), top, n_groups = format.axes, format.code_range[1], rows.shape[-1] // format.group
+    groups = np.ascontiguousarray(rows, np.float32).reshape(-1, format.group)
+    scales, codes = np.empty((1 + format.has_minimum, len(groups)), np.float32), np.empty(groups.shape, np.uint8)
+    for block in _blocks(groups.shape):
+        own = groups[block]
+        scales[:, block] = (
+            affine_scales(own, top, factors) if format.has_minimum else _round_groups(own, format, factors)[1:]
+        )
+    of_rows = np.concatenate([part.reshape(*rows.shape[:-1], n_groups) for part in scales], axis=-1)
+    stored = format.stored_scales(np.moveaxis(of_rows, -1, axis))
+    scale, *minima = (part.ravel() for part in np.split(np.moveaxis(stored, axis, -1), len(scales), axis=-1))
+    for block in _blocks(groups.shape):
+        own, step = groups[block], scale[block]
+        codes[block] = affine_codes(own, step, minima[0][block], top) if minima else _nearest(own, step, format)
+    return Integers(np.moveaxis(codes.reshape(rows.shape), -1, axis), stored, format)
+
+
 def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple[Array, Array]:
     """Return the codes of groups (n, size) and their scales (n,), the best of those that clip at these factors."""
     top = np.abs(groups).max(axis=1)
@@ -305,7 +371,8 @@ def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple
     unit, top = np.ldexp(groups, -exponents[:, None]).astype(np.float32), np.ldexp(top, -exponents)
     best, least = np.zeros(len(groups), np.float32), np.full(len(groups), np.inf, np.float32)
     for factor in factors:
-        scale = from_bf16(to_bf16(top * (factor / format.centre)))  # codes follow the rounded scale
+        scale = (top * (factor / format.centre)).astype(np.float32)
+        scale = scale if format.scale_bits else format.stored_scales(scale)  # codes follow the rounded scale
         difference = _nearest(unit, scale, format)
         difference -= np.float32(format.centre)
         difference *= scale[:, None]
@@ -315,7 +382,8 @@ def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple
         best[better], least[better] = scale[better], error[better]
     codes = _nearest(unit, best, format).astype(np.uint8)
     with np.errstate(over="ignore", under="ignore"):  # beyond float32: refused by name when they are written
-        return codes, from_bf16(to_bf16(np.ldexp(best, exponents)))
+        scales = np.ldexp(best, exponents)
+        return codes, scales if format.scale_bits else format.stored_scales(scales)
 
 
 def _nearest(unit: Array, scale: Array, format: IntegerFormat) -> Array:
@@ -330,19 +398,19 @@ def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
     axes = format.axes
     sizes = format.group_sizes(a.shape[axes[0]])
     if len(sizes) == 1:
-        return Integers(*_symmetric(a, axes, short=format.has_zero), format)
+        return Integers(*_symmetric(a, axes, format), format)
     ends = np.cumsum(sizes)[:-1]
-    parts = [_symmetric(part, axes, short=format.has_zero) for part in np.split(a, ends, axes[0])]
+    parts = [_symmetric(part, axes, format) for part in np.split(a, ends, axes[0])]
     codes, scales = (np.concatenate(arrays, axes[0]) for arrays in zip(*parts, strict=True))
     return Integers(codes, scales, format)
 
 
-def _symmetric(a: Array, axes: tuple[int, ...], *, short: bool = False) -> tuple[Array, Array]:
-    """Return integers from -127 to 127, and float32 scales shared along these axes, in bfloat16 if `short`."""
+def _symmetric(a: Array, axes: tuple[int, ...], format: IntegerFormat) -> tuple[Array, Array]:
+    """Return integers from -127 to 127, and float32 scales shared along these axes, as the format stores them."""
     ends = np.max(a, axis=axes, keepdims=True, initial=0.0), np.min(a, axis=axes, keepdims=True, initial=0.0)
     scale = (np.maximum(ends[0], -ends[1]) / 127).astype(np.float32)
     scale[scale == 0] = 1.0
-    scale = from_bf16(to_bf16(scale)) if short else scale
+    scale = format.stored_scales(scale)
     codes = np.empty(a.shape, np.int8)
     for rows in _blocks((len(a), math.prod(a.shape[1:]))):  # quotients take eight times the memory of codes
         of_rows = scale[rows] if len(scale) > 1 else scale

@@ -2,14 +2,15 @@ r"""Block-wise reconstruction with rounded weights: codes, scales and biases are
 
 Every rounded weight is a function of a float matrix W and of its scales s,
 
-    W'_ij = s_ij (code_ij - centre),        code_ij = round(W_ij / s_ij + centre), within the codes of the format,
+    W'_ij = s_ij code_ij - m_ij,        code_ij = round((W_ij + m_ij) / s_ij), within the codes of the format,
 
-whose derivative with respect to W is taken as 1 where the code is not clipped, and with respect to s with the code
-fixed up to the clipped rounding error (Esser et al., Learned step size quantization, ICLR 2020). Gradient descent on
-the squared difference at the output of a block moves both, and the biases of the attention, first block to last; no
-gradient leaves the block. W starts between the rounded value and the nearest point of its cell to the original, so that
-codes near a boundary can change. Parts of a weight are rounded one by one. The weights of a block, as rounded or as
-fitted, are chosen on held-out batches by the output of the whole model.
+with a minimum m_ij that is stored too, or s_ij times the code of 0. The derivative with respect to W is taken as 1
+where the code is not clipped, and with respect to s with the code fixed up to the clipped rounding error (Esser et al.,
+Learned step size quantization, ICLR 2020). Gradient descent on the squared difference at the output of a block moves
+both, and the biases of the attention, first block to last; no gradient leaves the block. W starts between the rounded
+value and the nearest point of its cell to the original, so that codes near a boundary can change. Parts of a weight are
+rounded one by one. The weights of a block, as rounded or as fitted, are chosen on held-out batches by the output of the
+whole model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import NAMES, Projections
-from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 from tnlib_adapters.instrument.block import Block, as_tensor
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam
 
@@ -61,35 +61,36 @@ class _Grid:
         """Return the grid of rounded values, with weights in their cells."""
         values, scales = as_tensor(integers.values(), device), as_tensor(integers.scales, device)
         grid = cls(integers.format, values, scales)
-        half = grid.steps(scales).abs() / 2
+        half = grid.steps(scales)[0].abs() / 2
         nearest = torch.minimum(torch.maximum(as_tensor(original, device), values - half), values + half)
         return cls(grid.form, (values + nearest) / 2, scales)
 
-    def steps(self, scales: Tensor) -> Tensor:
-        """Return the scale of every entry."""
+    def steps(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale of every entry, and its value at code 0 with the sign changed."""
         (axis,) = self.form.axes
         sizes = torch.tensor(self.form.group_sizes(self.weight.shape[axis]), device=scales.device)
-        return scales.repeat_interleave(sizes, axis)
+        steps, *minima = scales.chunk(1 + self.form.has_minimum, axis)
+        steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
+        return steps, minima[0] if minima else steps * self.form.centre
 
     def values(self, moves: Sequence[Tensor]) -> Tensor:
         """Return the rounded weight after moves of the weights, in steps, and of the scales, relative to themselves."""
         moved, relative = moves
-        steps = self.steps(self.scales * (1 + relative))
+        steps, minima = self.steps(self.scales * (1 + relative))
         low, high = self.form.code_range
-        weight = self.weight + moved * self.steps(self.scales)
-        inside = (weight / _divisors(steps) + self.form.centre).clamp(low, high)
+        weight = self.weight + moved * self.steps(self.scales)[0]
+        inside = ((weight + minima) / _divisors(steps)).clamp(low, high)
         codes = inside + (torch.floor(inside + 0.5).clamp(low, high) - inside).detach()
-        return steps * (codes - self.form.centre)
+        return steps * codes - minima
 
     def integers(self, moves: Sequence[Tensor]) -> Integers:
         """Return the codes and scales after these moves."""
         moved, relative = (move.detach() for move in moves)
-        scales = (self.scales * (1 + relative)).cpu().numpy()
-        scales = from_bf16(to_bf16(scales)) if self.form.has_short_scales else scales
-        steps = _divisors(self.steps(as_tensor(scales, self.weight.device)))
-        weight = self.weight + moved * self.steps(self.scales)
+        scales = self.form.stored_scales((self.scales * (1 + relative)).cpu().numpy())
+        steps, minima = self.steps(as_tensor(scales, self.weight.device))
+        weight = self.weight + moved * self.steps(self.scales)[0]
         low, high = self.form.code_range
-        codes = torch.floor(weight / steps + self.form.centre + 0.5).clamp(low, high).cpu().numpy()
+        codes = torch.floor((weight + minima) / _divisors(steps) + 0.5).clamp(low, high).cpu().numpy()
         return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
 
 

@@ -232,7 +232,7 @@ def test_zeros_have_one_stored_form(reads: str) -> None:
     m, n = 130, 129
     own = QuantizedWeight(np.zeros((m, n), np.float32), Metric(moments(reads, m, rng), moments("singular", n, rng)))
     (option,) = own.options
-    assert (option.bits, option.rank, option.loss) == (2, None, 0)
+    assert (option.form.bits, option.rank, option.loss) == (2, None, 0)
     assert not own.rounded(0).values().any()
 
 
@@ -247,7 +247,7 @@ def draw_weight(m: int, n: int, spectrum: Array, seed: int = 0) -> tuple[Array, 
 def test_mixed_factors_lose_less_than_components_apart() -> None:
     weight, reads, slopes = draw_weight(60, 50, 0.8 ** np.arange(50))
     own = QuantizedWeight(weight, Metric(reads, slopes))
-    factors = [(k, option) for k, option in enumerate(own.options) if option.rank is not None and option.bits == 3]
+    factors = [(k, option) for k, option in enumerate(own.options) if option.rank is not None and option.form.bits == 3]
     (k, option) = factors[-1]
     both = components(weight.astype(np.float64), reads, slopes)
     left = round_compensated(both.left[:, : option.rank], IntegerFormat(3, 0), reads).values(np.float64)
@@ -263,7 +263,7 @@ def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> No
     """Those of factors are interpolated over ranks, those above 4 bits extrapolated; the descent lowers all."""
     weight, reads, slopes = draw_weight(70, 64, 0.95 ** np.arange(64))
     own = QuantizedWeight(weight, Metric(reads, slopes, 2.0), forms=Forms(fewer_numbers=fewer_numbers))
-    forms = {(option.rank is not None, option.bits): k for k, option in enumerate(own.options)}
+    forms = {(option.rank is not None, option.form.bits): k for k, option in enumerate(own.options)}
     assert {(False, 4), (True, 2), (True, 3)} <= forms.keys()
     assert ((True, 6) in forms) == fewer_numbers
     for k in forms.values():
@@ -281,7 +281,7 @@ def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
     options = QuantizedWeight(weight, Metric(reads, slopes), forms=Forms(fewer_numbers=fewer_numbers)).options
     for a, b in itertools.permutations(options, 2):
         assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
-    is_fewer = [option.numbers < weight.size and option.bits > 3 for option in options]
+    is_fewer = [option.numbers < weight.size and option.form.bits > 3 for option in options]
     assert any(is_fewer) == fewer_numbers
 
 

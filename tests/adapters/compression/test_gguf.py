@@ -18,8 +18,11 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.gguf_file import blocks, write_gguf  # noqa: E402
-from tnlib_adapters.factors.engine_tensors import COMPRESSED_TENSORS, DESCRIBE, ENCODE  # noqa: E402
+from tnlib_adapters.compression.engine_layouts import K_QUANTS  # noqa: E402
+from tnlib_adapters.compression.gguf_file import write_gguf  # noqa: E402
+from tnlib_adapters.compression.methods.compensated_rounding import round_compensated  # noqa: E402
+from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE  # noqa: E402
+from tnlib_adapters.factors.gguf_blocks import GGUF, TYPES, block_formats, type_of  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.files.folder import write_folder  # noqa: E402
 from tnlib_adapters.files.safetensors_file import Entry  # noqa: E402
@@ -28,7 +31,8 @@ from transformers_models import made_up_text  # noqa: E402
 from tnlib import ArgumentError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fit_in_few_steps", "without_pictures")
-WIDTHS = {4: "Q4_0", 5: "Q5_0", 8: "Q8_0"}
+WIDTHS = (2, 3, 4, 5, 6, 8)
+WIDE = {"hidden_size": 256, "head_dim": 32, "intermediate_size": 512, "num_hidden_layers": 2}
 UNTIED = {
     "head_dim": 32,
     "intermediate_size": 96,
@@ -39,34 +43,41 @@ UNTIED = {
 }
 
 
-@pytest.fixture(params=["trained", "untied"])
+@pytest.fixture(params=["trained", "untied", "wide"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The built-in Llama, or a random one of other sizes."""
     if request.param == "trained":
         return builtin_path("llama")
-    config = transformers.AutoConfig.from_pretrained(builtin_path("llama"), **UNTIED)
+    return random_llama(tmp_path / request.param, UNTIED if request.param == "untied" else WIDE)
+
+
+def random_llama(folder: Path, sizes: Any) -> Path:
+    """A Llama of these sizes with the tokenizer of the built-in one."""
+    config = transformers.AutoConfig.from_pretrained(builtin_path("llama"), **sizes)
     torch.manual_seed(0)
-    folder = shutil.copytree(builtin_path("llama"), tmp_path / "untied")
+    shutil.copytree(builtin_path("llama"), folder)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-def rounded(source: Path, out: Path) -> Any:
-    """A checkpoint with its matrices in integers of 4, 5 and 8 bits, rounded to nearest."""
+def rounded(source: Path, out: Path) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint with its matrices in blocks of all types that they hold, rounded to nearest, and their values."""
+    values = dict[str, Any]()
     model, formats, entries = open_checkpoint(source), dict[str, IntegerFormat](), list[Entry]()
     for k, (name, info) in enumerate(model.folder.tensors.items()):
         if len(info.shape) < 2:
             entries.append(Entry(name, info.dtype, info))
             continue
-        module, bits = name.removesuffix(".weight"), [*WIDTHS][k % 3]
-        formats[module] = IntegerFormat(bits, 0, 32, has_zero=True)
+        module, forms = name.removesuffix(".weight"), block_formats(info.shape[1], WIDTHS)
+        formats[module] = forms[k % len(forms)]
         integers = round_to_nearest(info.read().T, formats[module])
-        stored = ENCODE[COMPRESSED_TENSORS](integers, "F16")
+        values[name] = integers.values().T
+        stored = ENCODE[GGUF](integers)
         entries += [Entry(f"{module}.{own}", dtype, array) for own, (dtype, array) in stored.items()]
-    config = {**model.config, "quantization_config": DESCRIBE[COMPRESSED_TENSORS](formats)}
+    config = {**model.config, "quantization_config": DESCRIBE[GGUF](formats)}
     out.mkdir()
     list(write_folder(model.folder, {"model.safetensors": entries}, config, out))
-    return open_checkpoint(out)
+    return open_checkpoint(out), values
 
 
 def greedy(model: Any) -> list[int]:
@@ -75,27 +86,52 @@ def greedy(model: Any) -> list[int]:
     return model.eval().generate(x, attention_mask=torch.ones_like(x), **options)[0].tolist()
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
-def test_blocks_are_read_bit_for_bit(bits: int) -> None:
-    integers = round_to_nearest(
-        np.random.default_rng(bits).standard_normal((96, 5)), IntegerFormat(bits, 0, 32, has_zero=True)
-    )
-    codes = integers.codes.T.astype(np.int16) + (128 if bits == 8 else 0)
-    stored = blocks(codes, integers.scales.T, bits)
-    read = gguf.dequantize(stored, gguf.GGMLQuantizationType[WIDTHS[bits]])
-    assert np.array_equal(read, integers.values().T)
+def uneven(form: IntegerFormat, n_in: int = 512) -> np.ndarray:
+    """Columns with small, equal, positive and zero entries."""
+    weight = 0.03 * np.random.default_rng(form.bits).standard_normal((n_in, 6)).astype(np.float32)
+    weight[n_in // 2 :, 1] *= 1e-4
+    weight[:64, 2] = np.abs(weight[:64, 2])
+    weight[:, 3] = 0
+    weight[:48, 4] = 0.5
+    return weight
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_are_read_bit_for_bit(kind: str) -> None:
+    form = TYPES[kind].form
+    for integers in (round_to_nearest(uneven(form), form), round_compensated(uneven(form), form, np.eye(512) + 0.5)):
+        ((_, stored),) = ENCODE[GGUF](integers).values()
+        assert np.array_equal(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]), integers.values().T)
+        assert 8 * stored.size == form.n_bits(integers.codes.shape)
+        assert np.array_equal(form.stored_scales(integers.scales), integers.scales)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, own in TYPES.items() if own.form.in_super_blocks])
+def test_scales_in_super_blocks_cost_little(kind: str) -> None:
+    form, weight = TYPES[kind].form, np.random.default_rng(0).standard_normal((1024, 8)).astype(np.float32)
+    floats = IntegerFormat(form.bits, 0, form.group, has_zero=True)
+    lost = [np.square(weight - round_to_nearest(weight, own).values()).sum() for own in (form, floats)]
+    assert lost[0] <= (0.85 if form.has_minimum else 1.05) * lost[1]  # a minimum is worth a quarter of the error
+
+
+def test_a_width_has_one_type() -> None:
+    assert [type_of(form) for form in block_formats(96, WIDTHS)] == ["Q4_0", "Q5_0", "Q8_0"]
+    forms = block_formats(768, WIDTHS)
+    assert {type_of(form) for form in forms} == {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"}
+    assert {form.bits: form.n_bits((768, 2)) / 1536 for form in forms} == K_QUANTS
 
 
 @pytest.mark.slow
 def test_transformers_reads_the_weights_bit_for_bit(source: Path, tmp_path: Path) -> None:
-    checkpoint = rounded(source, tmp_path / "rounded")
+    checkpoint, values = rounded(source, tmp_path / "rounded")
     write_gguf(checkpoint, tmp_path / "model.gguf")
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
     own = {name: torch.from_numpy(np.array(info.read())) for name, info in checkpoint.folder.tensors.items()}
+    assert all(np.array_equal(own[name].numpy(), of_codes) for name, of_codes in values.items())
     found = read.state_dict()
     assert {*own} <= {*found}
-    for name, values in own.items():
-        assert torch.equal(found[name], values), name
+    for name, read_here in own.items():
+        assert torch.equal(found[name], read_here), name
     wanted = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     wanted.load_state_dict(own, strict=False)
     assert read.config.rope_parameters == wanted.config.rope_parameters
@@ -117,7 +153,7 @@ def test_compress_writes_one_file_within_the_budget(tmp_path: Path) -> None:
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     assert len(matrices) == 29  # q, k, v, o, gate, up, down in 4 layers, and the tied table
     assert len({tensor.tensor_type.name for tensor in matrices}) > 1
-    assert {tensor.tensor_type.name for tensor in matrices} <= {*WIDTHS.values()}
+    assert {tensor.tensor_type.name for tensor in matrices} <= {"Q4_0", "Q5_0", "Q8_0"}
     assert 8 * sum(int(tensor.n_bytes) for tensor in matrices) <= 6.0 * report.n_before
     read = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
     before = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -160,6 +196,15 @@ def test_a_model_that_cannot_be_written_is_refused_before_any_work(word: str, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "text.txt"]
 
 
-def test_fewer_bits_than_a_block_takes_are_refused() -> None:
-    with refused(ArgumentError, "at least 4.5"):
-        compress("in", "out", Budget(bits=4.0), calibration="text.txt", layout="gguf")
+@pytest.mark.parametrize(
+    ("model", "budget", "words"),
+    [
+        ("in", Budget(bits=2.6), "at least 2.625"),
+        (builtin_path("llama"), Budget(bits=4.0), "at least 4.5 for layout 'gguf' and sides"),
+        (builtin_path("llama"), Budget(store="int3"), "store must be of 4, 5, 8 bits"),
+    ],
+)
+def test_widths_that_no_block_holds_are_refused(model: Any, budget: Budget, words: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(made_up_text(), encoding="utf-8")
+    with refused(ArgumentError, words):
+        compress(model, tmp_path / "out", budget, calibration=tmp_path / "text.txt", layout="gguf")

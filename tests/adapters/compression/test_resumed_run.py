@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
+from tnlib_adapters.compression.calibration.resumed_run import FittedFiles  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
+from tnlib_adapters.factors.gguf_blocks import TYPES  # noqa: E402
+from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
 from tnlib_adapters.files.safetensors_file import read_header  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402
@@ -64,6 +69,17 @@ def assert_same_weights(*folders: Path) -> None:
     one, other = (read_header(folder / "model.safetensors")[0] for folder in folders)
     for name, info in one.items():
         np.testing.assert_array_equal(other[name].read(), info.read())
+
+
+@pytest.mark.parametrize("form", [IntegerFormat(3, 0, has_zero=True), *(own.form for own in TYPES.values())], ids=str)
+def test_grids_of_engines_are_read_as_saved(form, tmp_path):
+    integers = round_to_nearest(np.random.default_rng(0).standard_normal((256, 4)), form)
+    matrix = FactoredMatrix("dense", "q", {"weight": integers.values()}).with_integers({"weight": integers})
+    files = FittedFiles(SimpleNamespace(folder=tmp_path), ["attention"], "quantized", {}, 1)
+    files.save(0, [("attention", [matrix])])
+    ((_, (read,)),) = files.read(0)
+    assert read.integers["weight"].format == form
+    np.testing.assert_array_equal(read.arrays["weight"], integers.values())
 
 
 def compress(source, out, text, folder, what="attention", **size):

@@ -188,7 +188,7 @@ def test_formats_that_do_not_exist(make: Any, said: str) -> None:
 def test_scales_beyond_bfloat16_are_not_written() -> None:
     integers = Integers(np.zeros((4, 2), np.uint8), np.full((1, 2), 1.001, np.float32), IntegerFormat(4, 0))
     matrix = FactoredMatrix("dense", "q", {"weight": np.zeros((4, 2))}).with_integers({"weight": integers})
-    with refused(ArgumentError, "the scales of 'weight' must be values of bfloat16"):
+    with refused(ArgumentError, "the scales of 'weight' must be values that"):
         matrix.parts()
 
 

@@ -15,7 +15,7 @@ from tnlib_adapters.compression.calibration.collect_calibration import WeightGro
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
-from tnlib_adapters.compression.engine_layouts import ENGINES
+from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
 from tnlib_adapters.compression.methods.out_of_core import Workspace
@@ -46,10 +46,12 @@ def forms_of(request: Request) -> Forms:
     """Return the forms of weights that are options for a request."""
     budget, least = request.budget, _LEAST_WHOLE[request.effort]
     if request.layout in ENGINES:
-        widths, groups = ENGINES[request.layout].bits, ENGINES[request.layout].groups
+        engine = ENGINES[request.layout]
+        widths, groups = (*(engine.super_bits or engine.bits),), engine.groups
         if budget.width is not None:
             widths, groups = (budget.width,), tuple(group for group in groups if group)
-        return Forms(factors=False, widths=widths, groups=groups, has_zero=True)
+        in_blocks = request.layout == GGUF
+        return Forms(factors=False, widths=widths, groups=groups, has_zero=True, in_blocks=in_blocks)
     if budget.width is not None:
         return Forms(factors=False, widths=(budget.width,), groups=(0,))
     factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least

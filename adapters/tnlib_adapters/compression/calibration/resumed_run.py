@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
+from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.safetensors_file import (
     STORED_AS,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _VERSION = "8"  # of the statistics
-_FIT, _MATRICES = "fit", "matrices"
+_FIT, _MATRICES, _GRIDS = "fit", "matrices", "grids"
 _ORIGIN = "tnlib_calibration.json"
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
 # streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
@@ -203,7 +204,13 @@ class FittedFiles:
             for entry in entries_of(matrices)
         ]
         stored = [matrix.describe() for _, matrices in named for matrix in matrices]
-        metadata = {_FIT: self._fit, _MATRICES: json.dumps({KEY: describe(stored, self._attention, self._method)})}
+        # config.json has no words for the grids of engines
+        grids = {_key(own): {part: asdict(form) for part, form in own.formats.items()} for own in stored}
+        metadata = {
+            _FIT: self._fit,
+            _MATRICES: json.dumps({KEY: describe(stored, self._attention, self._method)}),
+            _GRIDS: json.dumps(grids),
+        }
         write_digested(self._file(k), metadata, entries)
 
     def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -211,13 +218,21 @@ class FittedFiles:
         file = self._file(k)
         _check_written(file)
         tensors, metadata = read_header(file)
-        described = descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
+        grids = json.loads(metadata[_GRIDS])
+        described = [
+            replace(own, formats={part: IntegerFormat(**form) for part, form in grids[_key(own)].items()})
+            for own in descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
+        ]
         for at, name in enumerate(dict.fromkeys(description.module for description in described)):
             parts = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
             yield name, read_matrices([description for description in described if description.module == name], parts)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"
+
+
+def _key(description: Description) -> str:
+    return f"{description.module} {description.of}"
 
 
 def _check_written(file: Path) -> None:

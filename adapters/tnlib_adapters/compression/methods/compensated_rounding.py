@@ -28,7 +28,6 @@ from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import damped, rounding_loss
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
-from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 _DAMPED = (0.01, 0.1)  # multiples of the mean moment of inputs, and of gradients, added to all
 _WIDENED = (1.0, 1.15)  # factors of the scales: compensated entries spread further than those of the matrix
@@ -93,7 +92,7 @@ def round_compensated(
     ordered = unit[np.ix_(rows.order, columns.order)]
     best, least = nearest, loss_of(nearest)
     for factor in _WIDENED if descend and form.is_packed else (1.0,):
-        scales = nearest.scales if factor == 1 else from_bf16(to_bf16(nearest.scales * np.float32(factor)))
+        scales = nearest.scales if factor == 1 else form.stored_scales(form.widened(nearest.scales, factor))
         grid = _StepSizes.of(scales / size, form, rows, columns)
         candidate = Integers(_reordered(_nearest_plane(ordered, grid, rows, columns), grid), scales, form)
         if (loss := loss_of(candidate)) < least:
@@ -151,22 +150,27 @@ class _Side:
 
 @dataclass(frozen=True)
 class _StepSizes:
-    """Step of every entry of a matrix whose rows and columns are reordered."""
+    """Step of every entry of a matrix whose rows and columns are reordered, and its code of 0."""
 
-    scales: Array
+    of_groups: tuple[Array, Array]
     form: IntegerFormat
     orders: tuple[Array, Array]
 
     @classmethod
     def of(cls, scales: Array, form: IntegerFormat, rows: _Side, columns: _Side) -> _StepSizes:
-        return cls(np.where(scales == 0, _NO_STEP, scales).astype(np.float32), form, (rows.order, columns.order))
+        scales, *minima = np.split(scales, 1 + form.has_minimum, form.axes[0])
+        steps = np.where(scales == 0, _NO_STEP, scales).astype(np.float32)
+        centres = minima[0] / steps if minima else np.full_like(steps, form.centre)
+        return cls((steps, centres.astype(np.float32)), form, (rows.order, columns.order))
 
-    def steps(self, rows: slice, columns: slice) -> Array:
-        """Return the step of every entry of a tile."""
+    def tile(self, rows: slice, columns: slice) -> tuple[Array, Array]:
+        """Return steps and codes of 0 of the entries of a tile."""
         (axis,) = self.form.axes
         index = [order[part] for order, part in zip(self.orders, (rows, columns), strict=True)]
-        index[axis] = index[axis] // self.form.group if self.scales.shape[axis] > 1 else np.zeros_like(index[axis])
-        return self.scales[np.ix_(*index)]
+        n_groups = self.of_groups[0].shape[axis]
+        index[axis] = index[axis] // self.form.group if n_groups > 1 else np.zeros_like(index[axis])
+        steps, centres = (of_groups[np.ix_(*index)] for of_groups in self.of_groups)
+        return steps, centres
 
 
 def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> Array:
@@ -184,12 +188,12 @@ def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side)
                 weight[i, j],
                 base[:, j],
                 shift,
-                grid.steps(i, j),
+                grid.tile(i, j),
                 (
                     _NONE if rows.lower is None else np.ascontiguousarray(rows.lower[i, i].T),
                     _NONE if columns.lower is None else np.ascontiguousarray(columns.lower[j, j]),
                 ),
-                (grid.form.centre, *grid.form.code_range),
+                grid.form.code_range,
                 (codes[i, j], errors[i, j], mixed[:, j]),
             )
     return codes
@@ -200,8 +204,8 @@ def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes
     form = grid.form
     weighted = np.empty_like(weight)  # E, then A E
     for i in rows.tiles():
-        steps = grid.steps(i, slice(None))
-        weighted[i] = weight[i] - steps * (codes[i] - np.float32(form.centre))
+        steps, centres = grid.tile(i, slice(None))
+        weighted[i] = weight[i] - steps * (codes[i] - centres)
     if rows.moments is not None:
         weighted = rows.moments @ weighted
     for _ in range(_N_SWEEPS):
@@ -212,7 +216,7 @@ def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes
                 changes = np.zeros_like(gradient)
                 _descend_tile(
                     gradient,
-                    grid.steps(i, j),
+                    grid.tile(i, j)[0],
                     _NONE if rows.moments is None else np.ascontiguousarray(rows.moments[i, i]),
                     _NONE if columns.moments is None else np.ascontiguousarray(columns.moments[j, j]),
                     form.code_range,
@@ -233,18 +237,20 @@ def _round_tile(
     weight: Array,
     base: Array,
     shift: Array,
-    step: Array,
+    grid: tuple[Array, Array],
     triangles: tuple[Array, Array],
-    grid: tuple[float, int, int],
+    code_range: tuple[int, int],
     out: tuple[Array, Array, Array],
 ) -> None:
     """Write codes, errors E and rows of L^T E of a tile (p, q), from the last entry to the first.
 
     `base` is the weight plus the errors of rows of later tiles, `shift` the sum over columns of later tiles.
-    `triangles` are tiles of L^T (p, p) and of M (q, q); (1, 1) if no errors are passed on.
+    `grid` are steps and codes of 0. `triangles` are tiles of L^T (p, p) and of M (q, q); (1, 1) if no errors are
+    passed on.
     """
     upper, lower = triangles
-    centre, low, high = grid
+    step, centres = grid
+    low, high = code_range
     codes, errors, mixed = out
     p, q = weight.shape
     by_rows, by_columns = len(upper) == p and p > 1, len(lower) == q and q > 1
@@ -260,6 +266,7 @@ def _round_tile(
         for j in range(q):
             value[j] = current[j] + shift[i, j]
         for j in range(q - 1, -1, -1):
+            centre = np.float64(centres[i, j])
             code = min(max(np.floor(value[j] / step[i, j] + centre + 0.5), low), high)
             rounded = step[i, j] * np.float32(code - centre)
             codes[i, j] = code

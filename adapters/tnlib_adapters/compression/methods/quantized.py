@@ -16,7 +16,8 @@ in the metric of L^T A L and P. Below two bits per parameter, factors of 2 or 3 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from tnlib_adapters.compression.methods.compensated_rounding import round_compen
 from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, rounding_loss
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
+from tnlib_adapters.factors.gguf_blocks import block_formats
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
 
 GROUPS = (0, 128)  # numbers that share a scale: a whole column, or 128 of its entries
@@ -36,6 +38,7 @@ GROUPS = (0, 128)  # numbers that share a scale: a whole column, or 128 of its e
 _MEASURED = 3
 _OF_COLUMNS = {2: 3.8, 3: 1.0, 4: 0.286, 5: 0.082, 6: 0.022, 8: 0.0014}
 _OF_GROUPS = {2: 3.85, 3: 1.0, 4: 0.27, 5: 0.069, 6: 0.017, 8: 0.0014}
+_WITH_MINIMUM = {2: 0.97, 4: 0.82, 5: 0.8}  # of the loss without one
 _FACTOR_BITS = (2, 3)
 _MORE_FACTOR_BITS = (4, 5, 6, 8)  # where numbers are bounded
 _FRACTIONS = (0.2, 0.6)  # numbers of factors per number of the weight, at which losses are measured
@@ -48,8 +51,7 @@ _RIDGE = 1e-6  # of the refitted factor, relative to the mean moment
 class Option:
     """A stored form of a weight."""
 
-    bits: int  # of a number
-    group: int  # numbers per scale, 0 for all of a column or component
+    form: IntegerFormat  # of the whole weight, or of the first of two factors
     rank: int | None  # of two factors; None for the whole weight
     cost: int  # stored bits
     numbers: int  # stored numbers
@@ -83,6 +85,8 @@ class Forms:
         Bits of whole weights, and numbers that share a scale, 0 for a whole column.
     has_zero
         True for the grid of engines, whose groups divide the columns: the largest that does is an option.
+    in_blocks
+        True for the block types of GGUF.
     """
 
     factors: bool = True
@@ -90,6 +94,21 @@ class Forms:
     widths: tuple[int, ...] = BITS
     groups: tuple[int, ...] = GROUPS
     has_zero: bool = False
+    in_blocks: bool = False
+
+    def whole(self, length: int, axis: int) -> Iterator[tuple[IntegerFormat, list[IntegerFormat]]]:
+        """Yield formats of whole weights with columns of this length, after the one in which their loss is measured."""
+        if self.in_blocks:
+            blocks = [replace(form, axis=axis) for form in block_formats(length, self.widths)]
+            for group in {form.group: None for form in blocks}:
+                yield IntegerFormat(_MEASURED, axis, group, True), [form for form in blocks if form.group == group]
+            return
+        for group in self.groups_of(length):
+            forms = [
+                IntegerFormat(bits, axis, group if bits < 8 or self.has_zero else 0, self.has_zero)
+                for bits in self.widths
+            ]
+            yield IntegerFormat(_MEASURED, axis, group, self.has_zero), forms
 
     def groups_of(self, length: int) -> list[int]:
         """Return the groups of a column of this length."""
@@ -204,26 +223,20 @@ class QuantizedWeight:
         """Return the weight in the form of an option."""
         chosen = self.options[option]
         if chosen.rank is None:
-            return RoundedProduct((self._round(self.weight, chosen),), (self.weight,))
-        return self._product(chosen.rank, chosen.bits)
-
-    def _round(self, whole: Array, option: Option) -> Integers:
-        form = IntegerFormat(option.bits, int(self._by_row), option.group, self._forms.has_zero)
-        return round_compensated(whole, form, self._metric.reads, self._metric.slopes)
+            whole = round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes)
+            return RoundedProduct((whole,), (self.weight,))
+        return self._product(chosen.rank, chosen.form.bits)
 
     def _whole(self) -> list[Option]:
         """Return the whole weight in all widths and groups, with losses relative to the measured one at 3 bits."""
         axis, options = int(self._by_row), list[Option]()
-        for group in self._forms.groups_of(self.weight.shape[axis]):
-            form = IntegerFormat(_MEASURED, axis, group, self._forms.has_zero)
-            rounded = round_compensated(self.weight, form, self._metric.reads, self._metric.slopes, descend=False)
+        for reference, forms in self._forms.whole(self.weight.shape[axis], axis):
+            rounded = round_compensated(self.weight, reference, self._metric.reads, self._metric.slopes, descend=False)
             measured = self._loss(rounded.values())
-            for bits in self._forms.widths:
-                form = IntegerFormat(bits, axis, group if bits < 8 or self._forms.has_zero else 0, self._forms.has_zero)
-                expected = measured * (_OF_GROUPS if group else _OF_COLUMNS)[bits]
-                options.append(
-                    Option(bits, form.group, None, form.n_bits(self.weight.shape), self.weight.size, expected)
-                )
+            for form in forms:
+                expected = measured * (_OF_GROUPS if reference.group else _OF_COLUMNS)[form.bits]
+                expected *= _WITH_MINIMUM[form.bits] if form.has_minimum else 1
+                options.append(Option(form, None, form.n_bits(self.weight.shape), self.weight.size, expected))
         return options
 
     def _factored(self) -> list[Option]:
@@ -241,7 +254,7 @@ class QuantizedWeight:
         for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._forms.fewer_numbers else ())):
             expected = truncated[chosen] + measured * _OF_COLUMNS[bits]
             for rank, loss in zip(chosen.tolist(), expected.tolist(), strict=True):
-                options.append(Option(bits, 0, rank, *self._sizes(rank, bits), loss))
+                options.append(Option(IntegerFormat(bits, 0), rank, *self._sizes(rank, bits), loss))
         return options
 
     @cached_property
