@@ -369,8 +369,8 @@ COMPRESSION = [
     *_in(
         "adapters/tnlib_adapters/factors/integers.py",
         (
-            "scale = from_bf16(to_bf16(top * (factor / format.centre)))  # codes follow the rounded scale",
-            "scale = (top * (factor / format.centre)).astype(np.float32)",
+            "scale = scale if format.scale_bits else format.stored_scales(scale)  # codes follow the rounded scale",
+            "scale = np.float32(1) * scale",
             "adapters/factors/test_integers.py::test_codes_are_the_nearest_levels_of_the_rounded_scale",
         ),
     ),

@@ -125,9 +125,9 @@ def encode_blocks(integers: Integers) -> dict[str, tuple[str, Array]]:
     ]
     fields = dict[Any, Array]()
     if form.in_super_blocks:
-        found = [integer_scales(part, form.scale_bits, signed=not form.has_minimum) for part in parts]
-        parts = [unit for unit, _ in found]
-        stored = [whole.astype(np.int8).view(np.uint8) for _, whole in found]
+        scaled = [integer_scales(part, form.scale_bits, signed=not form.has_minimum) for part in parts]
+        parts = [unit for unit, _ in scaled]
+        stored = [k.astype(np.int8).view(np.uint8) for _, k in scaled]
         fields[_SCALES] = _PACK_SCALES[form.scale_bits, len(stored)](*stored)
     for name, unit in zip((_D, _E), parts, strict=False):
         fields[name] = unit.astype("<f2").view(np.uint8)

@@ -23,9 +23,9 @@ def integer_scales(scales: Array, n_bits: int, *, signed: bool) -> tuple[Array, 
     The unit has the least squared error among the largest scale divided by every integer, so that products of a unit
     and integers return as they are.
 
-    >>> unit, integers = integer_scales(np.array([[0.5, 1.5, 7.4]], np.float32), 4, signed=False)
+    >>> unit, integers = integer_scales(np.array([[0.5, 1.5, 7.5]], np.float32), 4, signed=False)
     >>> unit.tolist(), integers.tolist()
-    ([[0.49462890625]], [[1.0, 3.0, 15.0]])
+    ([[0.5]], [[1.0, 3.0, 15.0]])
     """
     limit = 2 ** (n_bits - signed) - 1
     top = np.abs(scales).max(axis=1, keepdims=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # no
 from tnlib_adapters.compression.engine_layouts import K_QUANTS  # noqa: E402
 from tnlib_adapters.compression.gguf_file import write_gguf  # noqa: E402
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated  # noqa: E402
+from tnlib_adapters.compression.methods.components import rounding_loss  # noqa: E402
+from tnlib_adapters.compression.methods.refit_scales import refit_scales  # noqa: E402
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE  # noqa: E402
 from tnlib_adapters.factors.gguf_blocks import GGUF, TYPES, block_formats, type_of  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
@@ -112,6 +115,23 @@ def test_scales_in_super_blocks_cost_little(kind: str) -> None:
     floats = IntegerFormat(form.bits, 0, form.group, has_zero=True)
     lost = [np.square(weight - round_to_nearest(weight, own).values()).sum() for own in (form, floats)]
     assert lost[0] <= (0.85 if form.has_minimum else 1.05) * lost[1]  # a minimum is worth a quarter of the error
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", [kind for kind, own in TYPES.items() if own.form.in_super_blocks])
+def test_refitted_scales_lose_no_more(kind: str, axis: int) -> None:
+    rng, form = np.random.default_rng(3), replace(TYPES[kind].form, axis=axis)
+    weight = rng.standard_normal((256, 24)).astype(np.float32)
+    mixed = [rng.standard_normal((n, n)) * np.arange(1, n + 1) ** -0.5 for n in weight.shape]
+    reads, slopes = (own @ own.T / len(own) + 0.1 * np.eye(len(own)) for own in mixed)
+    sides = (weight, reads, slopes) if axis == 0 else (weight.T, slopes, reads)
+    nearest, rounded = round_to_nearest(sides[0], form), round_compensated(sides[0], form, *sides[1:])
+    losses = [rounding_loss(sides[0] - own.values(), *sides[1:]) for own in (nearest, rounded)]
+    assert losses[1] < 0.8 * losses[0]
+    refitted = refit_scales(sides[0], nearest, None, None)
+    assert np.array_equal(form.stored_scales(refitted.scales), refitted.scales)
+    squares = [np.square(sides[0] - own.values()).sum() for own in (nearest, refitted)]
+    assert squares[1] <= squares[0]
 
 
 def test_a_width_has_one_type() -> None:

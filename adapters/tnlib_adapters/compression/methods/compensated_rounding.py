@@ -13,6 +13,7 @@ of Tseng et al., YAQA (2025). Rows and columns are in ascending order of their m
 first.
 
 Then single codes move to the minimum of the cost over their entry, all others fixed, in sweeps: coordinate descent.
+Integer scales of super-blocks are refitted to the codes, and the codes to these.
 
 Both work on tiles of the matrix. The sum over later tiles is a matrix product, and only the entries of one tile depend
 on each other one by one, so that nearly all operations are those of matrix products in single precision.
@@ -27,6 +28,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import damped, rounding_loss
+from tnlib_adapters.compression.methods.refit_scales import refit_scales
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
 
 _DAMPED = (0.01, 0.1)  # multiples of the mean moment of inputs, and of gradients, added to all
@@ -97,11 +99,17 @@ def round_compensated(
         candidate = Integers(_reordered(_nearest_plane(ordered, grid, rows, columns), grid), scales, form)
         if (loss := loss_of(candidate)) < least:
             best, least = candidate, loss
-    if descend:
-        grid = _StepSizes.of(best.scales / size, form, rows, columns)
-        codes = best.codes[np.ix_(*grid.orders)].astype(np.int16)
+
+    def descended(integers: Integers) -> Integers:
+        grid = _StepSizes.of(integers.scales / size, form, rows, columns)
+        codes = integers.codes[np.ix_(*grid.orders)].astype(np.int16)
         _descend(ordered, grid, rows, columns, codes)
-        best = Integers(_reordered(codes, grid), best.scales, form)
+        return Integers(_reordered(codes, grid), integers.scales, form)
+
+    best = descended(best) if descend else best
+    if descend and form.in_super_blocks:
+        refitted = refit_scales(weight.astype(np.float32), best, *metric)
+        best = descended(refitted) if loss_of(refitted) < loss_of(best) else best
     return best
 
 
