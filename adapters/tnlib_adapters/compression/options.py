@@ -24,7 +24,7 @@ LAYOUTS = {  # with lines for the help of --layout
     "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ stores them: gptqmodel, vLLM and SGLang load it",
     "compressed-tensors": "linear layers in 2 to 8 bits, pack-quantized: transformers with compressed-tensors and vLLM "
     "load it",
-    "gguf": "all matrices of a Llama in 4, 5 or 8 bits in blocks of 32, and its tokenizer, in one file model.gguf: "
+    "gguf": "all matrices of a Llama in 2 to 8 bits, and its tokenizer, in one file model.gguf: "
     "llama.cpp and transformers load it",
     "onnxruntime": "linear layers in 2, 4 or 8 bits in groups, for `tnlib export-onnx` (encoders) and the builder of "
     "onnxruntime-genai (other models, stored as GPTQ does)",
