@@ -114,13 +114,16 @@ def checkpoint(folder: Path, outside: Path, *, files: Sequence[str], mutations: 
 def integers(folder: Path, outside: Path) -> Reader:
     """Weights in integers of engines."""
     from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, with_dequantized
+    from tnlib_adapters.factors.gguf_blocks import GGUF, block_formats
     from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
     from tnlib_adapters.files.folder import open_folder
     from tnlib_adapters.files.safetensors_file import Entry, write_tensor_file
 
     for stored_as, bits in itertools.product(DESCRIBE, (3, 8)):
         form = IntegerFormat(bits, 0, 32, has_zero=True)
-        tensors = ENCODE[stored_as](round_to_nearest(oracles.normal((64, 32)), form))
+        if stored_as == GGUF:
+            (form,) = block_formats(256, (bits,))
+        tensors = ENCODE[stored_as](round_to_nearest(oracles.normal((256, 32)).astype(np.float32), form))
         place = folder / f"{stored_as}-{bits}"
         place.mkdir()
         (place / "config.json").write_text(json.dumps({"quantization_config": DESCRIBE[stored_as]({"m": form})}))
