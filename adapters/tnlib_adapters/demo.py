@@ -23,7 +23,8 @@ from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
 from tnlib_adapters.data import builtin_path
-from tnlib_adapters.factors.integers import GROUP, IntegerFormat, round_to_nearest
+from tnlib_adapters.factors.integers import GROUP, IntegerFormat
+from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.files.safetensors_file import TensorInfo

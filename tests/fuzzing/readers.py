@@ -115,7 +115,8 @@ def integers(folder: Path, outside: Path) -> Reader:
     """Weights in integers of engines."""
     from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, with_dequantized
     from tnlib_adapters.factors.gguf_blocks import GGUF, block_formats
-    from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
+    from tnlib_adapters.factors.integers import IntegerFormat
+    from tnlib_adapters.factors.rounding import round_to_nearest
     from tnlib_adapters.files.folder import open_folder
     from tnlib_adapters.files.safetensors_file import Entry, write_tensor_file
 

@@ -367,7 +367,7 @@ COMPRESSION = [
         ),
     ),
     *_in(
-        "adapters/tnlib_adapters/factors/integers.py",
+        "adapters/tnlib_adapters/factors/rounding.py",
         (
             "scale = scale if format.scale_bits else format.stored_scales(scale)  # codes follow the rounded scale",
             "scale = np.float32(1) * scale",

@@ -21,7 +21,7 @@ from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
 from tnlib_adapters.data.repeats import repeated_segments
-from tnlib_adapters.factors.integers import round_slices
+from tnlib_adapters.factors.rounding import round_slices
 from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:

@@ -102,7 +102,6 @@ def lazy_entries(new: NewTensors) -> list[Entry]:
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new: dict[str, list[Entry]] = {}
-    make = _new_integers if layout in ENGINES else _new_dense if layout == "dense" else _new_factors
     for module, of_module in plan.descriptions.items():
         described = [description for description in of_module if is_rewritten(description)]
         if not described:
@@ -113,8 +112,12 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
         def matrices(module: str = module) -> list[FactoredMatrix]:
             return [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
 
-        entries = lazy_entries(make(checkpoint, described, matrices, layout, names, dtype))
-        if make == _new_factors:
+        if layout in ENGINES:
+            entries = lazy_entries(_new_integers(checkpoint, described, matrices, layout, names, dtype))
+        elif layout == "dense":
+            entries = lazy_entries(_new_dense(checkpoint, matrices, names, dtype))
+        else:
+            entries = lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
             # Empty tensors under the names of the weights: software that does not know factors refuses the folder
             # instead of initialising the weights at random.
             empty = np.empty(0, STORED_AS[dtype])
@@ -124,7 +127,7 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
 
 
 def _new_factors(
-    checkpoint: Checkpoint, described: Sequence[Description], matrices: Matrices, _: str, __: Sequence[str], dtype: str
+    checkpoint: Checkpoint, described: Sequence[Description], matrices: Matrices, dtype: str
 ) -> NewTensors:
     """Return the tensors of the factors of a module."""
 
@@ -149,9 +152,7 @@ def _new_factors(
     return forms, make
 
 
-def _new_dense(
-    checkpoint: Checkpoint, _: Sequence[Description], matrices: Matrices, __: str, names: Sequence[str], dtype: str
-) -> NewTensors:
+def _new_dense(checkpoint: Checkpoint, matrices: Matrices, names: Sequence[str], dtype: str) -> NewTensors:
     """Return the tensors of a module of the products of its factors, under their original names."""
 
     def make() -> dict[str, Array]:

@@ -18,15 +18,8 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.integers import (
-    FORMAT_FIELDS,
-    GROUP,
-    IntegerFormat,
-    Integers,
-    int8_format,
-    part_format,
-    round_to_nearest,
-)
+from tnlib_adapters.factors.integers import FORMAT_FIELDS, GROUP, IntegerFormat, Integers, int8_format, part_format
+from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.safetensors_file import to_bf16
 
 METHOD = "tnlib"  # prefix of the parts of projections, and name of the method in config.json

@@ -16,7 +16,7 @@ from tnlib.linalg.threads import run_parallel, split_range, thread_count
 from tnlib_adapters.factors.integers import IntegerFormat
 
 Width: TypeAlias = tuple[int, ...]
-Stored: TypeAlias = tuple[Array, Width, Any, Array, int, Array]  # arguments of the kernels
+Stored: TypeAlias = tuple[Array, Width, Any, Array, int]  # arguments of the kernels
 
 _LARGE = 2**18  # numbers of a matrix that several threads share
 
@@ -92,19 +92,16 @@ def _parts(m: int, n: int) -> list[tuple[int, int]]:
     return split_range(m, thread_count() if m * n >= _LARGE else 1)
 
 
-def _width(form: IntegerFormat) -> Width:
-    """Return a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in."""
-    return (0,) * form.bits if form.is_packed else ()
-
-
 def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Stored:
-    """Return stored codes, width, code of 0, scales, numbers of a group, and room for the codes of a row."""
-    if not form.is_packed:
-        stored = stored.view(np.uint8)
-    centre = np.float32(form.centre if form.is_packed else 128)
+    """Return stored codes, width, code of 0, scales, and numbers of a group.
+
+    The width is a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in.
+    """
     group = form.group if form.n_groups(n) > 1 else max(n, 1)
     of_rows = np.ascontiguousarray(scales)  # so that one compiled version serves all
-    return stored, _width(form), centre, of_rows, group, np.empty(-(-n // 8), np.uint64)
+    if not form.is_packed:
+        return stored.view(np.uint8), (), np.float32(128), of_rows, group
+    return stored, (0,) * form.bits, np.float32(form.centre), of_rows, group
 
 
 @inlined
@@ -135,10 +132,9 @@ def _codes(stored: Array, width: Width, words: Array) -> Array:
 
 
 @kernel
-def _values(
-    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, values: Array
-) -> None:
+def _values(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, values: Array) -> None:
     """Set values[i, j] to the entries."""
+    words = np.empty((values.shape[1] + 7) // 8, np.uint64)
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for g in range(scales.shape[1]):
@@ -149,9 +145,10 @@ def _values(
 
 @kernel
 def _dot_products(
-    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
+    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
 ) -> None:
     """Set y[i, v] to the sum over j of entry (i, j) times x[v, j]."""
+    words = np.empty((x.shape[1] + 7) // 8, np.uint64)
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for v in range(len(x)):
@@ -166,10 +163,9 @@ def _dot_products(
 
 
 @kernel
-def _add_rows(
-    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, words: Array, x: Array, y: Array
-) -> None:
+def _add_rows(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array) -> None:
     """Add the sum over i of x[i, v] times entry (i, j) to y[v, j]."""
+    words = np.empty((y.shape[1] + 7) // 8, np.uint64)
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for v in range(x.shape[1]):

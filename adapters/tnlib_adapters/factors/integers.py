@@ -1,4 +1,4 @@
-r"""Integers of 2 to 8 bits with shared scales: formats, rounding to nearest, and packing into bytes.
+r"""Integers of 2 to 8 bits with shared scales: formats, and packing into bytes.
 
 Numbers along one axis in groups share a scale. The grid of 8 bits is symmetric, value = scale * q with q from -127 to
 127, so that 0 is exact. With few bits a level for 0 is a large part of all levels; the grid of fewer bits is mid-rise,
@@ -21,7 +21,7 @@ multiple of 8 codes; code k occupies the bits [bits k, bits (k + 1)) of a little
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.factors.super_blocks import SIZE, affine_codes, affine_scales, integer_scales
+from tnlib_adapters.factors.super_blocks import SIZE, integer_scales
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -38,9 +38,6 @@ GROUP = 64  # numbers that share a scale, unless another number is given
 
 Shape = Sequence[int]
 
-_LOWEST_CLIP = {2: 0.35, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75}  # of the largest modulus, by bits
-_N_CLIPS = 16
-_BLOCK = 2**16  # numbers rounded at once, so that intermediate arrays stay in the cache
 _FIRST = ("right", "core1")  # parts in int8 with slices along the first axis
 _LARGEST = ("core", "stack")  # parts in int8 with slices along the largest axis; of all others it is the last
 
@@ -256,68 +253,6 @@ class Integers:
         return [np.repeat(part, sizes, axes[0]) for part in parts]
 
 
-def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) -> Integers:
-    """Return an array rounded to the nearest values of a format.
-
-    Parameters
-    ----------
-    a
-        Real array with the axes of the format.
-    format
-        Bits and groups.
-    search
-        If True, the scale of a group has the smallest squared error among 16 that clip its largest entries more or
-        less; if False, none is clipped. In 8 bits none is clipped.
-
-    Returns
-    -------
-    Integers
-        Codes and scales. A group of zeros has the scale 0, or 1 in 8 bits.
-
-    Examples
-    --------
-    >>> a = np.array([0.9, -0.3, 0.2, -1.0], np.float32)
-    >>> round_to_nearest(a, IntegerFormat(2, axis=0)).codes.tolist()
-    [3, 1, 2, 0]
-    """
-    if not format.is_packed:
-        return _round_symmetric(a, format)
-    (axis,) = format.axes
-    rows = np.moveaxis(a, axis, -1)
-    sizes = format.group_sizes(rows.shape[-1])
-    codes = np.zeros(rows.shape, np.uint8)
-    scales = np.zeros((*rows.shape[:-1], len(sizes)), np.float32)
-    factors = np.linspace(1.0, _LOWEST_CLIP[format.bits], _N_CLIPS) if search else np.ones(1)
-    if format.has_zero:
-        factors = np.concatenate([factors, -factors])
-    if format.scale_bits:
-        return _round_with_stored_scales(rows, format, factors)
-    n_equal = sizes.count(sizes[0])  # the last group may be shorter
-    for first, last in ((0, n_equal), (n_equal, len(sizes))):
-        if first < last and sizes[first] > 0:
-            numbers = slice(first * sizes[0], first * sizes[0] + (last - first) * sizes[first])
-            groups = rows[..., numbers].reshape(-1, sizes[first])
-            own_codes, own_scales = np.empty(groups.shape, np.uint8), np.empty(len(groups), np.float32)
-            for block in _blocks(groups.shape):
-                own_codes[block], own_scales[block] = _round_groups(groups[block], format, factors)
-            codes[..., numbers] = own_codes.reshape(rows[..., numbers].shape)
-            scales[..., first:last] = own_scales.reshape(*rows.shape[:-1], last - first)
-    return Integers(np.moveaxis(codes, -1, axis), np.moveaxis(scales, -1, axis), format)
-
-
-def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
-    """Return int8 and a float32 scale per slice along an axis; their product approximates the real array `a`.
-
-    Integers are from -127 to 127, symmetric, so that 0 is exact; scales have length 1 along all other axes.
-
-    >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
-    >>> q.tolist(), scale.shape
-    ([[127, 127], [-64, 32]], (1, 2))
-    """
-    others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
-    return _symmetric(a, others, IntegerFormat(8, 0))
-
-
 def int8_format(part: str, shape: Shape) -> IntegerFormat:
     """Return the format of a part in int8: one scale per slice.
 
@@ -342,85 +277,6 @@ def part_format(part: str, shape: Shape, bits: int) -> IntegerFormat:
     if part in _LARGEST or part.startswith("factor"):
         return IntegerFormat(bits, int(np.argmax(shape)), GROUP)
     return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, GROUP)
-
-
-def _round_with_stored_scales(rows: Array, format: IntegerFormat, factors: Array) -> Integers:
-    """Return an array whose last axis is that of the format in the codes nearest to it for the stored scales."""
-    (axis,), top, n_groups = format.axes, format.code_range[1], rows.shape[-1] // format.group
-    groups = np.ascontiguousarray(rows, np.float32).reshape(-1, format.group)
-    scales, codes = np.empty((1 + format.has_minimum, len(groups)), np.float32), np.empty(groups.shape, np.uint8)
-    for block in _blocks(groups.shape):
-        own = groups[block]
-        scales[:, block] = (
-            affine_scales(own, top, factors) if format.has_minimum else _round_groups(own, format, factors)[1:]
-        )
-    of_rows = np.concatenate([part.reshape(*rows.shape[:-1], n_groups) for part in scales], axis=-1)
-    stored = format.stored_scales(np.moveaxis(of_rows, -1, axis))
-    scale, *minima = (part.ravel() for part in np.split(np.moveaxis(stored, axis, -1), len(scales), axis=-1))
-    for block in _blocks(groups.shape):
-        own, step = groups[block], scale[block]
-        codes[block] = affine_codes(own, step, minima[0][block], top) if minima else _nearest(own, step, format)
-    return Integers(np.moveaxis(codes.reshape(rows.shape), -1, axis), stored, format)
-
-
-def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple[Array, Array]:
-    """Return the codes of groups (n, size) and their scales (n,), the best of those that clip at these factors."""
-    top = np.abs(groups).max(axis=1)
-    exponents = np.frexp(top)[1]
-    # in units of a power of two, so that no square overflows or underflows
-    unit, top = np.ldexp(groups, -exponents[:, None]).astype(np.float32), np.ldexp(top, -exponents)
-    best, least = np.zeros(len(groups), np.float32), np.full(len(groups), np.inf, np.float32)
-    for factor in factors:
-        scale = (top * (factor / format.centre)).astype(np.float32)
-        scale = scale if format.scale_bits else format.stored_scales(scale)  # codes follow the rounded scale
-        difference = _nearest(unit, scale, format)
-        difference -= np.float32(format.centre)
-        difference *= scale[:, None]
-        difference -= unit
-        error = np.einsum("ij,ij->i", difference, difference)
-        better = error < least
-        best[better], least[better] = scale[better], error[better]
-    codes = _nearest(unit, best, format).astype(np.uint8)
-    with np.errstate(over="ignore", under="ignore"):  # beyond float32: refused by name when they are written
-        scales = np.ldexp(best, exponents)
-        return codes, scales if format.scale_bits else format.stored_scales(scales)
-
-
-def _nearest(unit: Array, scale: Array, format: IntegerFormat) -> Array:
-    q = unit / np.where(scale == 0, np.float32(1), scale)[:, None]
-    q += np.float32(format.centre)
-    np.rint(q, out=q)
-    return np.clip(q, 0, 2**format.bits - 1, out=q)
-
-
-def _round_symmetric(a: Array, format: IntegerFormat) -> Integers:
-    """Return an array in 8 bits, without clipping."""
-    axes = format.axes
-    sizes = format.group_sizes(a.shape[axes[0]])
-    if len(sizes) == 1:
-        return Integers(*_symmetric(a, axes, format), format)
-    ends = np.cumsum(sizes)[:-1]
-    parts = [_symmetric(part, axes, format) for part in np.split(a, ends, axes[0])]
-    codes, scales = (np.concatenate(arrays, axes[0]) for arrays in zip(*parts, strict=True))
-    return Integers(codes, scales, format)
-
-
-def _symmetric(a: Array, axes: tuple[int, ...], format: IntegerFormat) -> tuple[Array, Array]:
-    """Return integers from -127 to 127, and float32 scales shared along these axes, as the format stores them."""
-    ends = np.max(a, axis=axes, keepdims=True, initial=0.0), np.min(a, axis=axes, keepdims=True, initial=0.0)
-    scale = (np.maximum(ends[0], -ends[1]) / 127).astype(np.float32)
-    scale[scale == 0] = 1.0
-    scale = format.stored_scales(scale)
-    codes = np.empty(a.shape, np.int8)
-    for rows in _blocks((len(a), math.prod(a.shape[1:]))):  # quotients take eight times the memory of codes
-        of_rows = scale[rows] if len(scale) > 1 else scale
-        codes[rows] = np.clip(np.rint(a[rows] / of_rows.astype(np.float64)), -127, 127)
-    return codes, scale
-
-
-def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, _BLOCK // max(1, shape[1]))
-    return (slice(first, first + step) for first in range(0, shape[0], step))
 
 
 def pack(codes: Array, bits: int, axis: int) -> Array:

@@ -26,7 +26,8 @@ from tnlib._validate import as_path, import_optional
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.factors.engine_tensors import IntegerTensor
-from tnlib_adapters.factors.integers import IntegerFormat, pack, round_to_nearest
+from tnlib_adapters.factors.integers import IntegerFormat, pack
+from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
 from tnlib_adapters.files.folder import other_files, without_note
 from tnlib_adapters.transformers_plugin.inference_layers import use_linear_layers

@@ -13,7 +13,8 @@ from oracles import unchanged
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import components, rounding_loss
 from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight
-from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
+from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
+from tnlib_adapters.factors.rounding import round_to_nearest
 
 Array = np.ndarray
 MOMENTS = ("none", "full", "singular", "zero", "steep", "diagonal")

@@ -26,7 +26,8 @@ from tnlib_adapters.compression.methods.components import rounding_loss  # noqa:
 from tnlib_adapters.compression.methods.refit_scales import refit_scales  # noqa: E402
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE  # noqa: E402
 from tnlib_adapters.factors.gguf_blocks import GGUF, TYPES, block_formats, type_of  # noqa: E402
-from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
+from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402
+from tnlib_adapters.factors.rounding import round_to_nearest  # noqa: E402
 from tnlib_adapters.files.folder import write_folder  # noqa: E402
 from tnlib_adapters.files.safetensors_file import Entry  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402

@@ -17,7 +17,8 @@ from tnlib_adapters import Budget, Calibration  # noqa: E402
 from tnlib_adapters.compression.calibration.resumed_run import FittedFiles  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.gguf_blocks import TYPES  # noqa: E402
-from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
+from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402
+from tnlib_adapters.factors.rounding import round_to_nearest  # noqa: E402
 from tnlib_adapters.files.safetensors_file import read_header  # noqa: E402
 from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402

@@ -20,7 +20,8 @@ from tnlib_adapters.factors.engine_tensors import (
     stored_shapes,
     with_dequantized,
 )
-from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, round_to_nearest
+from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
+from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.folder import open_folder
 from tnlib_adapters.files.safetensors_file import Entry, write_tensor_file
 

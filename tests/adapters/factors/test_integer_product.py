@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from oracles import normal
 from slow_cases import mostly_slow
 from tnlib_adapters.factors.integer_product import row_values, times_columns, times_rows
-from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest
+from tnlib_adapters.factors.integers import BITS, IntegerFormat
+from tnlib_adapters.factors.rounding import round_to_nearest
 
 
 @pytest.mark.parametrize("bits", mostly_slow(BITS, quick=(3, 4, 8)))  # kernels of each width are compiled

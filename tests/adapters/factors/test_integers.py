@@ -17,16 +17,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from oracles import refused
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded
-from tnlib_adapters.factors.integers import (
-    BITS,
-    IntegerFormat,
-    Integers,
-    int8_format,
-    pack,
-    round_slices,
-    round_to_nearest,
-    unpack,
-)
+from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers, int8_format, pack, unpack
+from tnlib_adapters.factors.rounding import round_slices, round_to_nearest
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 from tnlib import ArgumentError, FileFormatError

@@ -21,7 +21,8 @@ from tnlib_adapters.compression.methods.method_table import METHODS  # noqa: E40
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
-from tnlib_adapters.factors.integers import BITS, IntegerFormat, round_to_nearest  # noqa: E402
+from tnlib_adapters.factors.integers import BITS, IntegerFormat  # noqa: E402
+from tnlib_adapters.factors.rounding import round_to_nearest  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_linear import dequantized  # noqa: E402

@@ -15,8 +15,9 @@ pytest.importorskip("transformers")
 
 from tnlib_adapters import Budget, compress  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import scale_name  # noqa: E402
-from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest  # noqa: E402
+from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402
 from tnlib_adapters.factors.interpolative import pack  # noqa: E402
+from tnlib_adapters.factors.rounding import round_to_nearest  # noqa: E402
 from tnlib_adapters.transformers_plugin import ContractedLinear, InterpolativeLinear, keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.contracted_linear import whole  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors  # noqa: E402

@@ -154,8 +154,7 @@ def head_loadings(
         passed = [layer for layer in block.layers if through == "all" or not isinstance(layer, FrozenFeedForward)]
         stream = stream + sum(linear_part(layer, stream) for layer in passed)
         stream = stream if block.after is None else block.after.linear(stream)
-    readout = np.zeros_like(stream)
-    readout[contributions.position] = contributions.vector
+    readout = contributions.readout
     readout = readout if model.final_norm is None else model.final_norm.adjoint(readout)
     total, layers = float((readout * stream).sum()), {}
     for block, x in zip(reversed(blocks), reversed(streams), strict=True):

@@ -107,15 +107,20 @@ class LogitContributions(Table):
         hidden = normed(self.model.norm, self._at_position.stream)
         return float(hidden[0] @ self.vector) + self.bias
 
+    @property
+    def readout(self) -> Array:
+        """(n, d): the vector at the position, zeros elsewhere."""
+        readout = np.zeros_like(self.model.embedding, dtype=self.vector.dtype)
+        readout[self.position] = self.vector
+        return readout
+
     @cached_property
     def _direct(self) -> _Contributions:
         return _pulled_back(self._at_position, self.vector[None], self.bias, all_paths=False)
 
     @cached_property
     def _on_all_paths(self) -> _Contributions:
-        readout = np.zeros_like(self.model.embedding, dtype=self.vector.dtype)
-        readout[self.position] = self.vector
-        return _pulled_back(self.model, readout, self.bias, all_paths=True)
+        return _pulled_back(self.model, self.readout, self.bias, all_paths=True)
 
     @cached_property
     def _at_position(self) -> FrozenModel:

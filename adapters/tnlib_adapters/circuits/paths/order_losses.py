@@ -20,7 +20,7 @@ from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import check_choice
 from tnlib_adapters.circuits.paths.path_layers import summed_outputs
-from tnlib_adapters.circuits.paths.path_orders import Counted
+from tnlib_adapters.circuits.paths.path_orders import LAYERS, Counted, order_within
 from tnlib_adapters.frozen.frozen_heads import FrozenHeads
 from tnlib_adapters.frozen.frozen_model import FrozenBlock, FrozenModel
 from tnlib_adapters.result_table import Columns, Table
@@ -51,13 +51,11 @@ class OrderLosses(Table):
 
     def order_within(self, atol: float) -> int:
         """Return the smallest order from which on `up_to` stays within `atol` nats of the loss."""
-        off = np.flatnonzero(np.abs(self.up_to - self.loss) > atol)
-        return int(off[-1]) + 1 if len(off) else 0
+        return order_within(self.up_to, atol)
 
     @property
     def _title(self) -> str:
-        layers = "attention layers" if self.counted == "heads" else "attention and feed-forward layers"
-        return f"OrderLosses, {self.loss:.3f} nats, by the number of {layers} on a path"
+        return f"OrderLosses, {self.loss:.3f} nats, by the number of {LAYERS[self.counted]} on a path"
 
     def _columns(self, rows: Any) -> Columns:
         return {"order": np.arange(len(self.up_to))[rows], "up_to": self.up_to[rows], "without": self.without[rows]}

@@ -24,6 +24,7 @@ from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
 from tnlib_adapters.result_table import Columns, Table
 
 Counted = Literal["heads", "all"]
+LAYERS = {"heads": "attention layers", "all": "attention and feed-forward layers"}  # that are counted, in words
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,13 +62,11 @@ class PathOrders(Table):
 
     def order_within(self, rtol: float) -> int:
         """Return the smallest order from which on the sum stays within `rtol` of the total."""
-        off = np.abs(self.within - self.total) > rtol * abs(self.total)
-        return int(np.flatnonzero(off)[-1]) + 1 if off.any() else 0
+        return order_within(self.within, rtol * abs(self.total))
 
     @property
     def _title(self) -> str:
-        layers = "attention layers" if self.counted == "heads" else "attention and feed-forward layers"
-        return f"PathOrders, {self.total:.3f} by the number of {layers} on a path"
+        return f"PathOrders, {self.total:.3f} by the number of {LAYERS[self.counted]} on a path"
 
     def _columns(self, rows: Any) -> Columns:
         return {"order": np.arange(len(self.values))[rows], "part": self.values[rows], "sum": self.within[rows]}
@@ -81,6 +80,12 @@ class PathOrders(Table):
     def _picture(self) -> str:
         label = "parts by order, above, and their sums up to an order, below"
         return heat_image(np.stack([self.values, self.within]), label, width=320)
+
+
+def order_within(sums: Array, atol: float) -> int:
+    """Return the smallest order from which on the sums (L + 1,) stay within `atol` of the last one."""
+    off = np.flatnonzero(np.abs(sums - sums[-1]) > atol)
+    return int(off[-1]) + 1 if len(off) else 0
 
 
 def path_orders(contributions: LogitContributions, counted: Counted = "heads") -> PathOrders:
@@ -106,9 +111,7 @@ def path_orders(contributions: LogitContributions, counted: Counted = "heads") -
     """
     check_choice("path_orders", "counted", counted, get_args(Counted))
     model = contributions.model
-    readout = np.zeros_like(model.embedding, dtype=contributions.vector.dtype)
-    readout[contributions.position] = contributions.vector
-    readouts = readout[None]  # orders n d
+    readouts = contributions.readout[None]  # orders n d
     sources = [np.array([contributions.bias])]
     readouts = _through_norm(model.final_norm, readouts, sources)
     for block in reversed(model.blocks):

@@ -154,8 +154,7 @@ class _PathSearch:
         for number, (of_streams, of_values) in enumerate(path_energies(layers, streams)):
             moments.append(None if number % every else of_streams)
             value_moments.append(of_values)
-        readout = np.zeros(model.embedding.shape, contributions.vector.dtype)
-        readout[contributions.position] = contributions.vector
+        readout = contributions.readout
         readout = readout if model.final_norm is None else model.final_norm.adjoint(readout)
         return cls(layers, streams, moments[:-1], value_moments[:-1], readout)
 

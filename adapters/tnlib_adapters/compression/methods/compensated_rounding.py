@@ -29,7 +29,8 @@ from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import damped, rounding_loss
 from tnlib_adapters.compression.methods.refit_scales import refit_scales
-from tnlib_adapters.factors.integers import IntegerFormat, Integers, round_to_nearest
+from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.rounding import round_to_nearest
 
 _DAMPED = (0.01, 0.1)  # multiples of the mean moment of inputs, and of gradients, added to all
 _WIDENED = (1.0, 1.15)  # factors of the scales: compensated entries spread further than those of the matrix

@@ -27,7 +27,8 @@ def refit_scales(weight: Array, integers: Integers, reads: Array | None, slopes:
     losses: columns that move together may raise it.
 
     >>> weight = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
-    >>> from tnlib_adapters.factors.integers import IntegerFormat, round_to_nearest
+    >>> from tnlib_adapters.factors.integers import IntegerFormat
+    >>> from tnlib_adapters.factors.rounding import round_to_nearest
     >>> form = IntegerFormat(3, 0, 16, has_zero=True, scale_bits=6)
     >>> rounded = round_to_nearest(weight, form)
     >>> refitted = refit_scales(weight, rounded, None, None)

@@ -339,13 +339,13 @@ class _Search:
         calls = self._f.n_calls
         few, many = (int(min(max(least, part * calls), most)) for least, part, most in (_SAMPLES, _FINAL_SAMPLES))
         sample, error = self._errors.estimate(train, few, cross)
-        beside = self._crossings(cross, _CROSSINGS) if error > target else self._jumps(cross, train, many // 2)
-        at_crossings = self._errors.compare(beside, train)
+        points = self._crossings(cross, _CROSSINGS) if error > target else self._jumps(cross, train, many // 2)
+        chosen = self._errors.compare(points, train)
         if error > target:
             each = min(_NEW_POINTS, max(cross.ranks) + 1) // 2
-            return sample.largest(each, weighted=True) + at_crossings.largest(each), error
+            return sample.largest(each, weighted=True) + chosen.largest(each), error
         climbs = max(_CLIMBS, many // sum(self._shape))
-        peaks = np.concatenate([errors.largest(climbs // 2).points for errors in (sample, at_crossings)])
+        peaks = np.concatenate([errors.largest(climbs // 2).points for errors in (sample, chosen)])
         for _ in range(2 if climbs * sum(self._shape) <= many else 1):
             peaks, profiles = self._errors.climb(peaks, train)
         heaviest, error = self._errors.estimate(train, many, cross, profiles)
