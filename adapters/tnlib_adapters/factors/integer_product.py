@@ -134,13 +134,15 @@ def _codes(stored: Array, width: Width, words: Array) -> Array:
 @kernel
 def _values(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, values: Array) -> None:
     """Set values[i, j] to the entries."""
-    words = np.empty((values.shape[1] + 7) // 8, np.uint64)
+    n = np.uint64(values.shape[1])  # unsigned indices are not tested for a sign, in loops that run in vector registers
+    words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
-        codes = _codes(stored[i], width, words)
+        codes, out, start = _codes(stored[i], width, words), values[i], np.uint64(0)
         for g in range(scales.shape[1]):
-            own, out = codes[g * group : (g + 1) * group], values[i, g * group : (g + 1) * group]
-            for j in range(len(out)):
-                out[j] = (np.float32(own[j]) - centre) * scales[i, g]
+            stop = min(start + np.uint64(group), n)
+            for j in range(start, stop):
+                out[j] = (np.float32(codes[j]) - centre) * scales[i, g]
+            start = stop
 
 
 @kernel
@@ -148,29 +150,32 @@ def _dot_products(
     stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
 ) -> None:
     """Set y[i, v] to the sum over j of entry (i, j) times x[v, j]."""
-    words = np.empty((x.shape[1] + 7) // 8, np.uint64)
+    n = np.uint64(x.shape[1])
+    words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for v in range(len(x)):
-            total = np.float32(0)
+            inputs, total, start = x[v], np.float32(0), np.uint64(0)
             for g in range(scales.shape[1]):
-                own, inputs = codes[g * group : (g + 1) * group], x[v, g * group : (g + 1) * group]
-                part = np.float32(0)
-                for j in range(len(inputs)):
-                    part += (np.float32(own[j]) - centre) * inputs[j]
+                part, stop = np.float32(0), min(start + np.uint64(group), n)
+                for j in range(start, stop):
+                    part += (np.float32(codes[j]) - centre) * inputs[j]
                 total += scales[i, g] * part
+                start = stop
             y[i, v] = total
 
 
 @kernel
 def _add_rows(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array) -> None:
     """Add the sum over i of x[i, v] times entry (i, j) to y[v, j]."""
-    words = np.empty((y.shape[1] + 7) // 8, np.uint64)
+    n = np.uint64(y.shape[1])
+    words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
         codes = _codes(stored[i], width, words)
         for v in range(x.shape[1]):
+            sums, start = y[v], np.uint64(0)
             for g in range(scales.shape[1]):
-                own, sums = codes[g * group : (g + 1) * group], y[v, g * group : (g + 1) * group]
-                factor = x[i, v] * scales[i, g]
-                for j in range(len(sums)):
-                    sums[j] += factor * (np.float32(own[j]) - centre)
+                factor, stop = x[i, v] * scales[i, g], min(start + np.uint64(group), n)
+                for j in range(start, stop):
+                    sums[j] += factor * (np.float32(codes[j]) - centre)
+                start = stop
