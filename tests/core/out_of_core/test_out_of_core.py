@@ -227,6 +227,8 @@ def test_memory_that_does_not_suffice() -> None:
         tnlib.svd(x.reshape(480, 240), rtol=1e-6, storage=QUARTER)
     with oracles.refused(ValueError, "tucker", "n_iter"):
         tnlib.tucker(x, max_rank=2, n_iter=1, storage=QUARTER)
+    with oracles.refused(ValueError, "tucker", "init must be given with n_iter"):
+        tnlib.tucker(x, rtol=0.1, init=tnlib.random.tucker(x.shape, 2, rng=0), storage=QUARTER)
 
 
 def test_a_file_that_ends_in_the_middle(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
@@ -96,18 +95,14 @@ def tucker(
     budget: TruncationBudget | SketchedError
     dense, known = fill_missing("tucker", "x", dense)
     if known is not None:
-        _, caps = _as_caps(max_rank, ranks, known.ndim)
-        if init is not None:
-            caps = _refuse_other_start(init, dense.shape, dense.dtype, n_iter, caps)
+        _, caps = _as_caps(max_rank, ranks, dense, init, n_iter)
         part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter, init=init)
         fit = report("tucker", part.value, error=part.error, rtol=rtol, n_iter=part.n_iter, estimate=part.note)
         return after_sweeps("tucker", fit, rtol=rtol, stationary=part.stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype
-        keyword, caps = _as_caps(max_rank, ranks, scaled.ndim)
-        if init is not None:
-            caps = _refuse_other_start(init, scaled.shape, dtype, n_iter, caps)
+        keyword, caps = _as_caps(max_rank, ranks, scaled, init, n_iter)
         if init is None or norm == 0:
             core, factors, budget = st_hosvd(scaled, norm, rtol, caps)
         else:
@@ -120,7 +115,7 @@ def tucker(
                 f"tucker: n_iter must be 0 for an array that exceeds memory or that workers read, got {n_iter}; "
                 "every sweep would read it once per leg, lower rtol instead."
             )
-        keyword, caps = _as_caps(max_rank, ranks, len(opened.shape))
+        keyword, caps = _as_caps(max_rank, ranks, opened, init, n_iter)
         dtype = opened.dtype
         core, factors, exponent, budget = decompose_stored(opened, rtol, caps)
     core, *factors = (a.astype(dtype, copy=False) for a in (core, *factors))
@@ -135,33 +130,34 @@ def tucker(
     return with_arrays_of(x, fit)
 
 
-def _refuse_other_start(
-    init: Any, shape: tuple[int, ...], dtype: np.dtype[Any], n_iter: int, caps: tuple[int | None, ...]
-) -> tuple[int | None, ...]:
-    """Raise unless the iteration can start with `init`; return its ranks."""
+def _refuse_other_start(init: Any, x: Any, n_iter: int, caps: tuple[int | None, ...]) -> None:
+    """Raise unless the iteration on `x` can start with `init`."""
     if not isinstance(init, Tucker):
         raise wrong_type("tucker", "init", "a Tucker", init, "start from the value of an earlier fit")
     refuse_other_arrays("tucker", "init", init)
-    if init.shape != shape:
-        raise ArgumentError(f"tucker: init must have the shape of x, {shape}, got {init.shape}; leave it out.")
-    if init.dtype.kind == "c" and dtype.kind != "c":
+    if init.shape != x.shape:
+        raise ArgumentError(f"tucker: init must have the shape of x, {x.shape}, got {init.shape}; leave it out.")
+    if init.dtype.kind == "c" and x.dtype.kind != "c":
         raise ArgumentTypeError("tucker: init must be real for real data, got a complex Tucker; leave it out.")
     if n_iter == 0 or any(cap is not None for cap in caps):
         raise ArgumentError(
             f"tucker: init must be given with n_iter and without max_rank, got n_iter={n_iter} and ranks {caps}; its "
             f"own ranks {init.ranks} stay."
         )
-    return init.ranks
 
 
 def _as_caps(
-    max_rank: int | Sequence[int] | None, ranks: int | Sequence[int] | None, ndim: int
+    max_rank: int | Sequence[int] | None, ranks: int | Sequence[int] | None, x: Any, init: Tucker | None, n_iter: int
 ) -> tuple[str, tuple[int | None, ...]]:
-    """Return the keyword that the caller used, and the cap of every leg."""
+    """Return the keyword that the caller used, and the cap of every leg of `x`: the ranks of `init` if it is given."""
     if max_rank is not None and ranks is not None:
         raise ArgumentError(
             f"tucker: max_rank and ranks must not both be given, got {max_rank!r} and {ranks!r}; "
             "they are two names of one argument, pass max_rank."
         )
-    keyword, cap = ("max_rank", max_rank) if ranks is None else ("ranks", ranks)
-    return keyword, (None,) * ndim if cap is None else as_sizes_of_each("tucker", keyword, cap, ndim)
+    (keyword, cap), ndim = ("max_rank", max_rank) if ranks is None else ("ranks", ranks), len(x.shape)
+    caps = (None,) * ndim if cap is None else as_sizes_of_each("tucker", keyword, cap, ndim)
+    if init is None:
+        return keyword, caps
+    _refuse_other_start(init, x, n_iter, caps)
+    return keyword, init.ranks

@@ -41,7 +41,7 @@ class Gated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """What a search leaves.
+    """Terms that remain after a search, and what was measured on the way.
 
     Parameters
     ----------
