@@ -6,6 +6,7 @@ floats. Rows are unpacked one at a time, in the cache. More vectors are multipli
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,9 +17,9 @@ from tnlib.linalg.threads import run_parallel, split_range, thread_count
 from tnlib_adapters.factors.integers import IntegerFormat
 
 Width: TypeAlias = tuple[int, ...]
-Stored: TypeAlias = tuple[Array, Width, Any, Array, int]  # arguments of the kernels
+Matrix: TypeAlias = tuple[Array, Width, Any, Array, int]
 
-_LARGE = 2**18  # numbers of a matrix that several threads share
+_LARGE = 2**19  # numbers of a matrix that several threads share
 
 
 def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
@@ -29,7 +30,7 @@ def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Arr
     stored
         Codes as stored: (m, bytes) uint8 if they are packed, (m, n) int8 otherwise. In C order.
     scales
-        (m, groups) float32.
+        (groups, m) float32.
     form
         Bits and groups.
     n
@@ -48,8 +49,7 @@ def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Arr
     [[-1.5, 1.5, -0.5]]
     """
     values = np.empty((len(stored), n), np.float32)
-    parts = _parts(len(stored), n)
-    run_parallel(_values, [(*_arguments(stored[i:j], scales[i:j], form, n), values[i:j]) for i, j in parts])
+    _by_parts(_values, _matrix(stored, scales, form, n), n, lambda i, j: (values[i:j],))
     return values
 
 
@@ -57,51 +57,56 @@ def times_rows(x: Array, stored: Array, scales: Array, form: IntegerFormat) -> A
     """Return x A^T, (vectors, m) float32, for x (vectors, n) float32 and the matrix A (m, n) of `row_values`.
 
     >>> stored = np.array([[1, 2], [3, 4]], np.int8)
-    >>> times_rows(np.ones((1, 2), np.float32), stored, np.ones((2, 1), np.float32), IntegerFormat(8, axis=1)).tolist()
+    >>> times_rows(np.ones((1, 2), np.float32), stored, np.ones((1, 2), np.float32), IntegerFormat(8, axis=1)).tolist()
     [[3.0, 7.0]]
     """
     n = x.shape[1]
     y = np.empty((len(stored), len(x)), np.float32)
-    parts = _parts(len(stored), n)
-    run_parallel(_dot_products, [(*_arguments(stored[i:j], scales[i:j], form, n), x, y[i:j]) for i, j in parts])
+    _by_parts(_dot_products, _matrix(stored, scales, form, n), n, lambda i, j: (x, y[i:j]))
     return y.T
 
 
 def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
     """Return x A, (vectors, n) float32, for x (vectors, m) float32 and the matrix A (m, n) of `row_values`.
 
-    >>> stored, ones = np.array([[1, 2], [3, 4]], np.int8), np.ones((2, 1), np.float32)
-    >>> times_columns(ones.T, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
+    >>> stored, ones = np.array([[1, 2], [3, 4]], np.int8), np.ones((1, 2), np.float32)
+    >>> times_columns(ones, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
     [[4.0, 6.0]]
     """
-    columns, parts = np.ascontiguousarray(x.T), _parts(len(stored), n)
-    sums = np.zeros((len(parts), len(x), n), np.float32)
-    run_parallel(
-        _add_rows,
-        [
-            (*_arguments(stored[i:j], scales[i:j], form, n), columns[i:j], y)
-            for (i, j), y in zip(parts, sums, strict=True)
-        ],
-    )
-    total: Array = sums.sum(axis=0)
-    return total
+    columns, sums = np.ascontiguousarray(x.T), []
+
+    def rest(i: int, j: int) -> tuple[Array, Array]:
+        sums.append(np.zeros((len(x), n), np.float32))
+        return columns[i:j], sums[-1]
+
+    _by_parts(_add_rows, _matrix(stored, scales, form, n), n, rest)
+    return sums[0] if len(sums) == 1 else np.sum(sums, axis=0)
 
 
-def _parts(m: int, n: int) -> list[tuple[int, int]]:
-    """Return ranges of rows for one thread each."""
-    return split_range(m, thread_count() if m * n >= _LARGE else 1)
-
-
-def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Stored:
-    """Return stored codes, width, code of 0, scales, and numbers of a group.
+def _matrix(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix:
+    """Return a matrix as the kernels read it: stored codes, width, code of 0, scales, and numbers of a group.
 
     The width is a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in.
     """
-    group = form.group if form.n_groups(n) > 1 else max(n, 1)
-    of_rows = np.ascontiguousarray(scales)  # so that one compiled version serves all
+    group = form.group if len(scales) > 1 else max(n, 1)
+    scales = np.ascontiguousarray(scales)  # so that one compiled version serves all
     if not form.is_packed:
-        return stored.view(np.uint8), (), np.float32(128), of_rows, group
-    return stored, (0,) * form.bits, np.float32(form.centre), of_rows, group
+        return stored.view(np.uint8), (), np.float32(128), scales, group
+    return stored, (0,) * form.bits, np.float32(form.centre), scales, group
+
+
+def _by_parts(work: Callable[..., None], matrix: Matrix, n: int, rest: Callable[[int, int], tuple[Array, ...]]) -> None:
+    """Call a kernel with a matrix and with the other arguments for its rows; threads share the rows of a large one."""
+    stored, width, centre, scales, group = matrix
+    m = len(stored)
+    parts = split_range(m, thread_count()) if m * n >= _LARGE else [(0, m)]
+    if len(parts) < 2:
+        work(stored, width, centre, scales, group, *rest(0, m))
+        return
+    run_parallel(
+        work,
+        [(stored[i:j], width, centre, np.ascontiguousarray(scales[:, i:j]), group, *rest(i, j)) for i, j in parts],
+    )
 
 
 @inlined
@@ -138,10 +143,10 @@ def _values(stored: Array, width: Width, centre: np.float32, scales: Array, grou
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
         codes, out, start = _codes(stored[i], width, words), values[i], np.uint64(0)
-        for g in range(scales.shape[1]):
+        for g in range(len(scales)):
             stop = min(start + np.uint64(group), n)
             for j in range(start, stop):
-                out[j] = (np.float32(codes[j]) - centre) * scales[i, g]
+                out[j] = (np.float32(codes[j]) - centre) * scales[g, i]
             start = stop
 
 
@@ -156,11 +161,11 @@ def _dot_products(
         codes = _codes(stored[i], width, words)
         for v in range(len(x)):
             inputs, total, start = x[v], np.float32(0), np.uint64(0)
-            for g in range(scales.shape[1]):
+            for g in range(len(scales)):
                 part, stop = np.float32(0), min(start + np.uint64(group), n)
                 for j in range(start, stop):
                     part += (np.float32(codes[j]) - centre) * inputs[j]
-                total += scales[i, g] * part
+                total += scales[g, i] * part
                 start = stop
             y[i, v] = total
 
@@ -174,8 +179,8 @@ def _add_rows(stored: Array, width: Width, centre: np.float32, scales: Array, gr
         codes = _codes(stored[i], width, words)
         for v in range(x.shape[1]):
             sums, start = y[v], np.uint64(0)
-            for g in range(scales.shape[1]):
-                factor, stop = x[i, v] * scales[i, g], min(start + np.uint64(group), n)
+            for g in range(len(scales)):
+                factor, stop = x[i, v] * scales[g, i], min(start + np.uint64(group), n)
                 for j in range(start, stop):
                     sums[j] += factor * (np.float32(codes[j]) - centre)
                 start = stop

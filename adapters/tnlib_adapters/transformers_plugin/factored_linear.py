@@ -135,7 +135,7 @@ class FactoredLinear(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Return x W + b, for x of shape (..., in_features)."""
         self.check(x)
-        cost, rows = self.cost(), x[..., 0].numel()
+        cost, rows = self.cost(), x.numel() // self.in_features
         through = rows * cost.per_row <= cost.forming + rows * self.in_features * self.out_features
         y = self.product(x) if through else x @ self.matrix()
         bias = self.added()
@@ -204,7 +204,7 @@ class FactoredLinear(nn.Module, ABC):
 
     def _kept(self, name: str) -> Tensor | None:
         """Return the dequantized copy of a part, if there is one."""
-        return getattr(self.home, _values_name(self._names[name]), None)
+        return self.home._buffers.get(_values_name(self._names[name]))  # a failing getattr would take 3 us
 
     def keep_values(self, *, keep: bool = True) -> None:
         """Keep the dequantized values of integers in memory, or drop them; changes of scales do not reach them."""
