@@ -240,6 +240,7 @@ def error(subject, parts, weights) -> float:
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["llama_tied"]))
+@pytest.mark.slow
 def test_original_weights_give_the_original_model_and_others_do_not(name, subjects, statistics) -> None:
     subject, parts = subjects[name], statistics[name].parts
     assert error(subject, parts, [part.weight for part in parts]) == pytest.approx(0, abs=1e-6)

@@ -53,6 +53,7 @@ LAYERS = [
 ]
 
 
+@functools.cache
 def layer(module: str) -> int | None:
     """Number of the layer whose name is the longest start of `module`; a root stands for itself alone."""
     found = [

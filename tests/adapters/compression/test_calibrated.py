@@ -98,7 +98,7 @@ def observe(model, batch, uses, layer, generator):
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
-@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::2]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[::4]))
 def test_gradients_are_those_of_the_model(folders, name, projection):
     """Moving a weight by D changes a probe by the sum of x D p over tokens, to second order."""
     model, checkpoint, layer = open_running(folders[name]), open_checkpoint(folders[name]), 1

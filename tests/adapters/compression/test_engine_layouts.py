@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from compressed_folders import few_steps, leave_out_pictures  # noqa: E402
+from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
@@ -75,7 +76,7 @@ def test_transformers_reads_compressed_tensors_without_tnlib(written: Written, e
     assert torch.equal(logits_of(model), logits_of(dense(out)))
 
 
-@pytest.mark.parametrize("layout", sorted(ENGINES.keys() - {GGUF}))
+@pytest.mark.parametrize("layout", mostly_slow(sorted(ENGINES.keys() - {GGUF}), ["gptq"]))
 def test_every_weight_has_a_width_and_a_group_of_the_engine(layout: str, written: Written) -> None:
     out, engine = written(layout, Budget(bits=4.0)), ENGINES[layout]
     tensors = open_checkpoint(out).folder.tensors

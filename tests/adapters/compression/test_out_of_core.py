@@ -49,7 +49,7 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bits", mostly_slow([None, 4, 8], [None, 4]))
+@pytest.mark.parametrize("bits", mostly_slow([None, 4, 8], [4]))
 def test_factors_do_not_depend_on_where_they_are(tmp_path: Path, method: str, bits: int | None) -> None:
     checkpoint = open_checkpoint(builtin_path())
     plans = []

@@ -61,7 +61,7 @@ def test_all_of_a_model(name: str, folders: Any, text: Path, tmp_path: Path) -> 
     check(random_model(name), folders[name], text, tmp_path, keep=0.6)
 
 
-@pytest.mark.parametrize("name", mostly_slow(WHOLE, ("gemma",)))
+@pytest.mark.parametrize("name", mostly_slow(WHOLE, ()))
 def test_all_of_a_model_in_bits(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     check(random_model(name), folders[name], text, tmp_path, bits=4)
 
@@ -164,6 +164,7 @@ def test_encoders_and_decoders_are_compressed_without_a_text(name: str, text: Pa
         assert_reloads(model, out, again=0)
 
 
+@pytest.mark.slow
 def test_without_a_head_predictions_do_not_count(folders: Any, text: Path, tmp_path: Path) -> None:
     """A head that is not in the folder would be made at random, another one every time."""
     reports = [

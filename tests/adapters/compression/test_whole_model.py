@@ -98,7 +98,7 @@ def test_both_sides_weigh_the_error() -> None:
     np.testing.assert_allclose(one.components.left @ one.components.right, w, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[:1]))
 def test_losses_predict_what_a_little_of_every_component_costs(name: str, folders: Any) -> None:
     """Half the sum of all losses, times the square of a small fraction of every component, at random signs."""
     text = made_up_text(60)
@@ -126,7 +126,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
 # --------------------------------------------------------------------------------------------------------- a folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[:2]))
 @pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
 @pytest.mark.parametrize("store", mostly_slow(["float", "int8"], ["int8"]))
 def test_a_folder_counts_reloads_and_computes_the_same(
@@ -221,8 +221,9 @@ def test_both_layouts_are_one_model(name: str, folders: Any, tmp_path: Path) -> 
     assert "quantization_config" not in read_config(tmp_path / "dense")
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["phi3"]))
-@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["mlp", "all"])
 def test_with_a_text(what: str, name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     source, out = folders[name], tmp_path / "out"
     report = tnlib_adapters.compress(source, out, Budget(keep=0.5), calibration=text, what=what)

@@ -19,6 +19,7 @@ from compressed_folders import (
     read_tensors,
 )
 from oracles import refused
+from slow_cases import mostly_slow
 from tnlib_adapters import Budget, compress, open_checkpoint
 from tnlib_adapters.compression.methods.method_table import METHODS
 
@@ -35,7 +36,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "gpt2, F64": {"model_type": "gpt2", "dtype": "F64"},
 }
 CASES = [(name, method) for name in SOURCES for method in ("heads", "matrix", "tucker")]
-each_case = pytest.mark.parametrize(("name", "method"), CASES)
+each_case = pytest.mark.parametrize(("name", "method"), mostly_slow(CASES, CASES[::4]))
 
 
 def make(name: str, tmp_path: Path) -> Path:

@@ -55,7 +55,8 @@ def test_single_precision(name: str, local_map: Any, saved: Any, recorded: Any) 
     assert np.linalg.norm(final - want.hidden[0]) <= 1e-5 * np.linalg.norm(want.hidden[0])
 
 
-@pytest.mark.parametrize("local_map", mostly_slow(LOCAL_MAPS, ["jacobian"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("local_map", LOCAL_MAPS)
 def test_trained_models(local_map: Any, llama: Checkpoint, minilm_path: Any) -> None:
     tokens = np.random.default_rng(0).integers(5, 200, size=24)
     for checkpoint in (llama, open_checkpoint(minilm_path)):

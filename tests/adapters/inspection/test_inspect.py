@@ -101,6 +101,7 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
     assert read[0] == (0, 3)  # the highest score first: the head that the page opens
 
 
+@pytest.mark.slow
 def test_the_page_opens_with_its_findings(builtin: Any) -> None:
     page = builtin.page.read_text(encoding="utf-8")
     listed = page[page.index('<ul class="findings">') : page.index("</ul>")]

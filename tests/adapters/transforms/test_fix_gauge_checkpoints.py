@@ -37,7 +37,7 @@ def names() -> list[str]:
     return sorted(name for name in MODELS if not name.startswith("deepseek"))
 
 
-@pytest.mark.parametrize("name", mostly_slow(names(), names()[::5]))
+@pytest.mark.parametrize("name", mostly_slow(names(), names()[::9]))
 def test_checkpoints_in_any_gauge_compute_the_same_and_become_one(name: str, saved: Any, tmp_path: Path) -> None:
     from transformers_models import decoder_inputs, inputs, loaded_like, outputs
 

@@ -114,7 +114,7 @@ ESTIMATED = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "m", "n"), mostly_slow(ESTIMATED, ESTIMATED[:-2]))
+@pytest.mark.parametrize(("dtype", "m", "n"), mostly_slow(ESTIMATED, ESTIMATED[:-2:2]))
 def test_tails_from_one_gram_matrix_are_right_to_their_error_estimate(dtype: str, m: int, n: int) -> None:
     for spectrum in SPECTRA:
         a = oracles.with_spectrum(SPECTRA[spectrum](m), m, n, dtype)

@@ -71,7 +71,10 @@ def test_errors_are_the_best_ones(spectrum: str, shape: tuple[int, int]) -> None
 
 @pytest.mark.parametrize("dtype", mostly_slow([np.float32, np.complex64], [np.complex64]))
 @pytest.mark.parametrize(
-    "spectrum", ["1 / k", "1 / k^3", "exponential", "flat with a step at 40", "one large over noise"]
+    "spectrum",
+    mostly_slow(
+        ["1 / k", "1 / k^3", "exponential", "flat with a step at 40", "one large over noise"], ["1 / k", "exponential"]
+    ),
 )
 def test_errors_are_the_best_ones_in_single_precision(spectrum: str, dtype: type) -> None:
     a = with_spectrum(spectrum, N, N, dtype)
