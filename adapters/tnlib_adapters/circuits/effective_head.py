@@ -33,12 +33,12 @@ _LONGEST = 256  # positions
 
 @dataclass(frozen=True, eq=False)
 class StreamHead:
-    """A head that reads n(x) and writes into the residual stream.
+    """A head, or all heads of a layer, that reads n(x) and writes into the residual stream.
 
     Parameters
     ----------
     attention
-        Layer with this one head, in float64.
+        Layer with this one head, or with all, in float64.
     norm
         Norm before the head, without its weights and biases, which are in `attention`. None if there is none.
     notes
@@ -50,12 +50,17 @@ class StreamHead:
     notes: tuple[str, ...]
 
 
-def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int) -> StreamHead:
-    """Return one head of a checkpoint, in float64, with the linear part of the adjacent norms folded in."""
+def stream_head(function: str, checkpoint: Checkpoint, layer: int, head: int | None) -> StreamHead:
+    """Return one head of a checkpoint, or all of a layer (None), with the linear part of the adjacent norms folded in.
+
+    Weights are in float64.
+    """
     layer = as_index(function, "layer", layer, as_one_stream(function, checkpoint, "model").n_layers)
-    head = as_index(function, "head", head, checkpoint.sizes.n_heads)
-    notes: list[str] = []
-    attention = checkpoint.head(layer, head).astype(np.float64)
+    if head is None:
+        attention = checkpoint.attention(layer)
+    else:
+        attention = checkpoint.head(layer, as_index(function, "head", head, checkpoint.sizes.n_heads))
+    attention, notes = attention.astype(np.float64), []
     if not attention.is_bilinear:
         normalised = "queries and keys" if attention.latent_norm is None else "latent vectors"
         attention = attention.numerator()

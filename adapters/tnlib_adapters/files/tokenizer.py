@@ -89,20 +89,24 @@ def _plain(word: str) -> str:
 
 def _from_bytes(word: str) -> str:
     """Decode a word of byte letters; bytes that are no UTF-8 are written as <0xFF>."""
-    if any(letter not in _BYTES for letter in word):
+    try:
+        stored = word.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:  # a letter that stands for no byte
         return word
-    stored = bytes(_BYTES[letter] for letter in word)
     try:
         return stored.decode("utf-8")
     except UnicodeDecodeError:
         return "".join(f"<0x{byte:02X}>" for byte in stored)
 
 
-def _byte_letters() -> dict[str, int]:
-    """Return the byte behind each letter: printable ones stand for themselves, the others for 256, 257, ..."""
+def _byte_letters() -> dict[int, int]:
+    """Return the byte behind each letter: printable ones stand for themselves, the others for 256, 257, ...
+
+    Letters below 256 that stand for no byte map to one above.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFF) | {256 + k: byte for k, byte in enumerate(others)}
 
 
 _BYTES = _byte_letters()

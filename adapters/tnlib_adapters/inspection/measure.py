@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from tnlib import ArgumentError, TnlibError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.circuits import Compositions, compositions, heat_map
+from tnlib_adapters.circuits import Compositions, heat_map
 from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
+from tnlib_adapters.circuits.composition.composition_scores import compositions_of_kinds
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.factors.projections import Sizes
 from tnlib_adapters.files.folder import TOKENIZERS, path_text
@@ -195,14 +196,11 @@ def _compositions(
 ) -> dict[str, Compositions]:
     if len(layers) < 2:
         return {}
-    kinds: list[tuple[Kind, int | None]] = [("Q", distance), ("K", distance), ("V", None)]
-    compositions_by_name = {}
-    for done, (kind, at) in enumerate(kinds):
-        progress("comparing heads", done, len(kinds))
-        name = kind if at is None else f"{kind} at distance {at}"
-        compositions_by_name[name] = compositions(layers, kind, distance=at, centred=centred)
-    progress("comparing heads", len(kinds), len(kinds))
-    return compositions_by_name
+    progress("comparing heads", 0, 1)
+    found = compositions_of_kinds(layers, get_args(Kind), distance, centred)
+    progress("comparing heads", 1, 1)
+    at = "" if distance is None else f" at distance {distance}"
+    return {scores.kind if scores.kind == "V" else f"{scores.kind}{at}": scores for scores in found}
 
 
 def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weights | None, list[str]]:

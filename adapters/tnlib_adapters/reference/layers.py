@@ -97,7 +97,11 @@ def sigmoid(x: Array) -> Array:
     >>> sigmoid(np.array([0.0, -1000.0]))
     array([0.5, 0. ])
     """
-    y: Array = 0.5 * (1 + namespace_of(x).tanh(0.5 * x))
+    y: Array = namespace_of(x).tanh(0.5 * x)
+    if not isinstance(y, np.ndarray):
+        return 0.5 * (1 + y)
+    y += 1  # in place, as in Activation
+    y *= 0.5
     return y
 
 
@@ -224,7 +228,10 @@ class FeedForward:
     def hidden(self, x: Array) -> Array:
         """Return the input of the down projection, (..., d_ff) for x (..., d_model)."""
         wide = self.up(x)
-        return self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide
+        if self.gate is None:
+            return self.activation(wide)
+        gated = self.activation(self.gate(x))
+        return np.multiply(gated, wide, out=gated) if isinstance(gated, np.ndarray) else gated * wide
 
 
 @dataclass(frozen=True)

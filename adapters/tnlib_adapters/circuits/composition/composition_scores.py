@@ -122,12 +122,11 @@ def chance(b: Array, c: Array, *, centred: bool) -> Array:
 
     c is (readers, r, d~). All have norm 1 or 0; their outer factors are isometric and omitted.
     """
-    b, c = b.astype(np.float64), c.astype(np.float64)
     (b_stays, b_turns), (c_stays, c_turns) = (_parts(a, centred) for a in (b, c))
     n = b.shape[2] - 1 - int(centred)
-    writers, readers = (np.einsum("hrf,hrg->hfg", a, a) for a in (b_stays, c_stays))  # h [r] f f
+    writers, readers = (np.einsum("hrf,hrg->hfg", a, a, dtype=np.float64) for a in (b_stays, c_stays))  # h [r] f f
     fixed = np.einsum("hfg,kfg->hk", writers, readers)  # h k [f f]: ||L F R||^2 = tr (L F)^T (L F) (F R) (F R)^T
-    free = np.outer(*(np.square(a).sum(axis=(1, 2)) for a in (b_turns, c_turns)))
+    free = np.outer(*(np.vecdot(a, a).sum(axis=1, dtype=np.float64) for a in (b_turns, c_turns)))  # h [r d]
     return np.asarray(np.sqrt(np.maximum(fixed, 0) + free / max(n, 1)))
 
 
@@ -303,16 +302,29 @@ def compositions(
     weights = _moments(moments, layers)
     if isinstance(model, Checkpoint) and folded is not model:
         weights = [m if m is None else _folded_moments(model, folded, k, m) for k, m in enumerate(weights)]
+    return compositions_of_kinds(layers, [kind], distance, centred, weights, notes)[0]
+
+
+def compositions_of_kinds(
+    layers: Sequence[Attention],
+    kinds: Sequence[Kind],
+    distance: int | None,
+    centred: bool,
+    moments: Sequence[Array | None] | None = None,
+    notes: tuple[str, ...] = (),
+) -> list[Compositions]:
+    """Return the composition scores of several kinds; what the heads write is computed once."""
     n_layers, n_heads = len(layers), layers[0].n_heads
-    scores, by_chance = np.full((2, n_layers, n_heads, n_layers, n_heads), np.nan)
+    moments = [None] * n_layers if moments is None else moments
+    both = np.full((2, n_layers, n_heads, n_layers, len(kinds), n_heads), np.nan)
     if n_layers > 1:
-        b = _writers(layers[:-1], weights[:-1], centred)
-        c = _readers(layers[1:], kind, distance, weights[1:], centred)
-        of_pairs = (n_layers - 1, n_heads) * 2
-        is_later = np.tri(n_layers - 1, dtype=bool).T[:, None, :, None]
-        for of_all, values in ((scores, pair_norms(b, c)), (by_chance, chance(b, c, centred=centred))):
-            of_all[:-1, :, 1:] = np.where(is_later, values.reshape(of_pairs), np.nan)
-    return Compositions(kind, scores, by_chance, notes)
+        b = _writers(layers[:-1], moments[:-1], centred)
+        c = _readers(layers[1:], kinds, distance, moments[1:], centred)
+        is_later = np.tri(n_layers - 1, dtype=bool).T[:, None, :, None, None]
+        for of_all, values in zip(both, (pair_norms(b, c, n_layers - 1), chance(b, c, centred=centred)), strict=True):
+            of_pairs = values.reshape(n_layers - 1, n_heads, n_layers - 1, len(kinds), n_heads)
+            of_all[:-1, :, 1:] = np.where(is_later, of_pairs, np.nan)
+    return [Compositions(kind, *both[:, :, :, :, k], notes) for k, kind in enumerate(kinds)]
 
 
 def stream_moments(forward: Forward) -> list[Array]:
@@ -353,14 +365,19 @@ def _writers(layers: Sequence[Attention], moments: Sequence[Array | None], centr
 
 
 def _readers(
-    layers: Sequence[Attention], kind: Kind, distance: int | None, moments: Sequence[Array | None], centred: bool
+    layers: Sequence[Attention],
+    kinds: Sequence[Kind],
+    distance: int | None,
+    moments: Sequence[Array | None],
+    centred: bool,
 ) -> Array:
-    """Return S C^T of all heads, (heads, r, d~)."""
+    """Return S C^T of all heads, (layers kinds heads, r, d~)."""
     factors = []
     for layer, m in zip(layers, moments, strict=True):
-        weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
-        operators = (_reader(layer, h, kind, distance) for h in range(layer.n_heads))
-        factors += [_factor(_centred(operator, centred).T, weight) for operator in operators]
+        for kind in kinds:
+            weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
+            operators = (_reader(layer, h, kind, distance) for h in range(layer.n_heads))
+            factors += [_factor(_centred(operator, centred).T, weight) for operator in operators]
     return np.stack(factors)
 
 

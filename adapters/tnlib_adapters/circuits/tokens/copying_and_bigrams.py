@@ -207,10 +207,11 @@ def scores_of_inputs(model: Checkpoint, vocabularies: Sequence[Vocabulary]) -> C
     norm = stream_head("copying_scores", model, 0, 0).norm  # all norms have the same divisors
     between = {words.inputs: words.between(norm) for words in vocabularies}
     scores = {name: np.zeros((model.n_layers, model.sizes.n_heads)) for name in between}
-    for at in np.ndindex(model.n_layers, model.sizes.n_heads):
-        ov = stream_head("copying_scores", model, *at).attention.ov(0)
+    for k in range(model.n_layers):
+        layer = stream_head("copying_scores", model, k, None).attention
         for name, matrix in between.items():
-            scores[name][at] = _score(np.linalg.eigvals(ov.right[:, :-1] @ matrix @ ov.left))  # dh [d] [d~] dh
+            of_values = layer.repeated(matrix @ layer.with_bias("V"))  # h d [d~] dh
+            scores[name][k] = [_score(values) for values in np.linalg.eigvals(layer.W_O @ of_values)]  # h dh [d] dh
     return CopyingScores(scores.get("embeddings"), scores.get("first layer"))
 
 
