@@ -218,8 +218,9 @@ def read_heads(
         chosen = _choose_heads(checkpoint, len(layers), len(words), scores, compositions)
         heads = tuple(read_head(checkpoint, *head, distance=distance, inputs=words) for head in chosen)
     progress("reading tokens", 3, 3)
-    kinds: tuple[Kind, ...] = get_args(Kind) if len(layers) > 1 else ()
-    overlaps = dict(zip(kinds, overlaps_with(layers, "O", kinds, centred), strict=True))
+    overlaps: dict[Kind, Overlaps] = {}
+    if len(layers) > 1:
+        overlaps = dict(zip(get_args(Kind), overlaps_with(layers, "O", get_args(Kind), centred), strict=True))
     return Readings(scores, short_scores, copying, heads, overlaps, _induction(checkpoint), tuple(notes))
 
 

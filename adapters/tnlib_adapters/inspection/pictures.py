@@ -49,13 +49,15 @@ def _maps(maps: Mapping[str, Array], styles: Sequence[Style]) -> Figure:
     rows = -(-len(maps) // columns)
     width = min(14.0, columns * max(4.2, 1.6 + 0.42 * n_heads))
     figure = Figure(figsize=(width, rows * (1.1 + 0.36 * n_layers)), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    axes = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
     for ax, (name, values), (colours, low, high, label) in zip(axes, maps.items(), styles, strict=False):
         image = ax.imshow(values, vmin=low, vmax=high, aspect="auto", cmap=colours)
-        ax.set(title=name, xlabel="head", ylabel="layer", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
+        ax.set(title=name, xlabel="head", xticks=_ticks(n_heads), yticks=_ticks(n_layers))
         figure.colorbar(image, ax=ax, label=label)
         if n_layers * n_heads <= _MOST_VALUES:
             write_values(image, values)
+    for ax in axes[::columns]:
+        ax.set_ylabel("layer")
     for ax in axes[len(maps) :]:
         ax.set_visible(False)
     return figure

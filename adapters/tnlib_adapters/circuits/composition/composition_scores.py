@@ -324,7 +324,7 @@ def compositions_of_kinds(
         for of_all, values in zip(both, (pair_norms(b, c, n_layers - 1), chance(b, c, centred=centred)), strict=True):
             of_pairs = values.reshape(n_layers - 1, n_heads, n_layers - 1, len(kinds), n_heads)
             of_all[:-1, :, 1:] = np.where(is_later, of_pairs, np.nan)
-    return [Compositions(kind, *both[:, :, :, :, k], notes) for k, kind in enumerate(kinds)]
+    return [Compositions(kind, both[0, ..., k, :], both[1, ..., k, :], notes) for k, kind in enumerate(kinds)]
 
 
 def stream_moments(forward: Forward) -> list[Array]:
@@ -371,14 +371,17 @@ def _readers(
     moments: Sequence[Array | None],
     centred: bool,
 ) -> Array:
-    """Return S C^T of all heads, (layers kinds heads, r, d~)."""
+    """Return S C^T of all heads, (layers kinds heads, r, d~), with rows of zeros where a kind has a lower rank."""
     factors = []
     for layer, m in zip(layers, moments, strict=True):
         for kind in kinds:
             weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
             operators = (_reader(layer, h, kind, distance) for h in range(layer.n_heads))
             factors += [_factor(_centred(operator, centred).T, weight) for operator in operators]
-    return np.stack(factors)
+    stacked = np.zeros((len(factors), max(map(len, factors)), layers[0].d_model + 1), np.result_type(*factors))
+    for rows, factor in zip(stacked, factors, strict=True):
+        rows[: len(factor)] = factor
+    return stacked
 
 
 def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -> LowRank:

@@ -276,32 +276,34 @@ def overlaps_with(
     layers: Sequence[Attention], one: Side, others: Sequence[Side], centred: bool, notes: tuple[str, ...] = ()
 ) -> list[Overlaps]:
     """Return the overlaps of one kind of subspace with each of several others; its bases are computed once."""
-    (u, p), n = _bases(layers, one, centred), layers[0].d_model - int(centred)  # head r d, (head,)
-    bases = [_bases(layers, other, centred) for other in others]
-    rank = max((v.shape[1] for v, _ in bases), default=0)
-    padded = [np.pad(v, ((0, 0), (0, rank - v.shape[1]), (0, 0))) for v, _ in bases]
-    squares = np.square(pair_norms(u, np.concatenate(padded))) if padded else np.zeros((len(u), 0))
+    (u, p), (v, q) = (_bases(layers, sides, centred) for sides in ([one], others))
+    inside = np.square(pair_norms(u, v)) / np.maximum(np.minimum(p[:, None], q), 1)
+    of_bases = (inside, *overlap_by_chance(p[:, None], q[None], layers[0].d_model - int(centred)))
     shape = (len(layers), layers[0].n_heads) * 2
-    results, start = [], 0
-    for other, (v, q) in zip(others, bases, strict=True):
-        overlaps = squares[:, start : start + len(v)] / np.maximum(np.minimum(p[:, None], q), 1)
-        start += len(v)
-        of_bases = (overlaps, *overlap_by_chance(p[:, None], q[None], n))
-        times = [math.prod(shape[:2]) // len(x) for x in (u, v)]  # heads that share a basis
-        overlap, chance, deviation = (a.repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases)
+    results, stop = [], 0
+    for other in others:
+        start, stop = stop, stop + len(layers) * len(_distinct(layers[0], other))
+        times = [math.prod(shape[:2]) // count for count in (len(u), stop - start)]  # heads that share a basis
+        overlap, chance, deviation = (
+            a[:, start:stop].repeat(times[0], 0).repeat(times[1], 1).reshape(shape) for a in of_bases
+        )
         results.append(Overlaps((one, other), overlap, chance, deviation, notes))
     return results
 
 
-def _bases(layers: Sequence[Attention], side: Side, centred: bool) -> tuple[Array, Array]:
-    """Return bases as rows (head, d_head, d_model), padded with zeros, and their ranks (head,).
-
-    Heads that share keys and values count once.
-    """
-    step = layers[0].group_size if side in "KV" else 1
-    bases = [_basis(layer, head, side, centred) for layer in layers for head in range(0, layer.n_heads, step)]
+def _bases(layers: Sequence[Attention], sides: Sequence[Side], centred: bool) -> tuple[Array, Array]:
+    """Return bases as rows (sides layers heads, rank, d_model), padded with zeros, and their ranks."""
+    bases = [_basis(x, head, side, centred) for side in sides for x in layers for head in _distinct(x, side)]
     ranks = np.array([basis.shape[1] for basis in bases])
-    return np.stack([np.pad(basis, ((0, 0), (0, ranks.max() - basis.shape[1]))).T for basis in bases]), ranks
+    rows = np.zeros((len(bases), ranks.max(), layers[0].d_model), np.result_type(*bases))
+    for of_head, basis in zip(rows, bases, strict=True):
+        of_head[: basis.shape[1]] = basis.T
+    return rows, ranks
+
+
+def _distinct(layer: Attention, side: Side) -> range:
+    """Return the heads of a layer whose subspaces are distinct: one of those that share keys and values."""
+    return range(0, layer.n_heads, layer.group_size if side in "KV" else 1)
 
 
 def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:

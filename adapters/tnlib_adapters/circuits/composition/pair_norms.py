@@ -44,4 +44,4 @@ def pair_norms(u: Array, v: Array, n_layers: int = 1) -> Array:
     norms = np.sqrt(np.maximum(squares, 0))
     for h, k in np.argwhere((squares < np.finfo(dtype).eps ** _SMALL * sizes) & (sizes > 0)):
         norms[h, k] = np.linalg.norm(u[h] @ v[k].T)
-    return norms
+    return np.asarray(norms)
