@@ -143,3 +143,16 @@ def has_layer_norm(model: Any) -> bool:
         return False
     norm = model.wiring.layers[0].attention.pre_norm
     return norm is not None and norm.kind == "layer"
+
+
+def folded_moments(model: Checkpoint, folded: Checkpoint, layer: int, m: Array) -> Array:
+    """Return second moments of the input y = n w + b of a layer as those of the folded input n w' + b'."""
+    before, after = (read_norm(c, c.wiring.layers[layer].attention.pre_norm) for c in (model, folded))
+    if before is None or after is None:
+        return m
+    # coordinates with w = 0 are constant before folding, and the folded weights do not read them
+    ratio = np.divide(after.weight, before.weight, out=np.zeros_like(after.weight), where=before.weight != 0)
+    biases = [np.zeros_like(ratio) if norm.bias is None else norm.bias for norm in (before, after)]
+    to_folded = np.diag(np.append(ratio, 1.0))
+    to_folded[-1, :-1] = biases[1] - biases[0] * ratio
+    return np.asarray(to_folded.T @ m @ to_folded)  # d~ [d~] [d~] d~

@@ -197,10 +197,10 @@ def _compositions(
     if len(layers) < 2:
         return {}
     progress("comparing heads", 0, 1)
-    found = compositions_of_kinds(layers, get_args(Kind), distance, centred)
+    of_kinds = compositions_of_kinds(layers, get_args(Kind), distance, centred)
     progress("comparing heads", 1, 1)
     at = "" if distance is None else f" at distance {distance}"
-    return {scores.kind if scores.kind == "V" else f"{scores.kind}{at}": scores for scores in found}
+    return {scores.kind if scores.kind == "V" else f"{scores.kind}{at}": scores for scores in of_kinds}
 
 
 def _weights(checkpoint: Checkpoint, tokens: TokenSequence | None) -> tuple[Weights | None, list[str]]:

@@ -41,13 +41,13 @@ from tnlib_adapters.circuits.arguments import (
     as_kind,
     as_layers,
     fold_norms_before_heads,
+    folded_moments,
     has_layer_norm,
     head_name,
 )
-from tnlib_adapters.circuits.composition.pair_norms import pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
-from tnlib_adapters.reference.weights import read_norm
 from tnlib_adapters.result_table import Columns, Table, descending
 
 
@@ -301,7 +301,7 @@ def compositions(
     centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
     if isinstance(model, Checkpoint) and folded is not model:
-        weights = [m if m is None else _folded_moments(model, folded, k, m) for k, m in enumerate(weights)]
+        weights = [m if m is None else folded_moments(model, folded, k, m) for k, m in enumerate(weights)]
     return compositions_of_kinds(layers, [kind], distance, centred, weights, notes)[0]
 
 
@@ -378,10 +378,7 @@ def _readers(
             weight = None if kind == "V" else m  # the right side of V-composition is an output: no second moments
             operators = (_reader(layer, h, kind, distance) for h in range(layer.n_heads))
             factors += [_factor(_centred(operator, centred).T, weight) for operator in operators]
-    stacked = np.zeros((len(factors), max(map(len, factors)), layers[0].d_model + 1), np.result_type(*factors))
-    for rows, factor in zip(stacked, factors, strict=True):
-        rows[: len(factor)] = factor
-    return stacked
+    return padded_stack(factors)
 
 
 def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -> LowRank:
@@ -414,19 +411,6 @@ def _centred(operator: LowRank, centred: bool) -> LowRank:
     left[:-1] -= left[:-1].mean(axis=0)
     right[:, :-1] -= right[:, :-1].mean(axis=1, keepdims=True)
     return LowRank(left, right)
-
-
-def _folded_moments(model: Checkpoint, folded: Checkpoint, layer: int, m: Array) -> Array:
-    """Return second moments of the input y = n w + b of a layer as those of the folded input n w' + b'."""
-    before, after = (read_norm(c, c.wiring.layers[layer].attention.pre_norm) for c in (model, folded))
-    if before is None or after is None:
-        return m
-    # coordinates with w = 0 are constant before folding, and the folded weights do not read them
-    ratio = np.divide(after.weight, before.weight, out=np.zeros_like(after.weight), where=before.weight != 0)
-    biases = [np.zeros_like(ratio) if norm.bias is None else norm.bias for norm in (before, after)]
-    to_folded = np.diag(np.append(ratio, 1.0))
-    to_folded[-1, :-1] = biases[1] - biases[0] * ratio
-    return np.asarray(to_folded.T @ m @ to_folded)  # d~ [d~] [d~] d~
 
 
 # --------------------------------------------------------------------------------------------------- argument checks

@@ -30,7 +30,7 @@ from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
-from tnlib_adapters.circuits.composition.pair_norms import pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
@@ -295,10 +295,7 @@ def _bases(layers: Sequence[Attention], sides: Sequence[Side], centred: bool) ->
     """Return bases as rows (sides layers heads, rank, d_model), padded with zeros, and their ranks."""
     bases = [_basis(x, head, side, centred) for side in sides for x in layers for head in _distinct(x, side)]
     ranks = np.array([basis.shape[1] for basis in bases])
-    rows = np.zeros((len(bases), ranks.max(), layers[0].d_model), np.result_type(*bases))
-    for of_head, basis in zip(rows, bases, strict=True):
-        of_head[: basis.shape[1]] = basis.T
-    return rows, ranks
+    return padded_stack([basis.T for basis in bases]), ranks
 
 
 def _distinct(layer: Attention, side: Side) -> range:

@@ -10,6 +10,8 @@ count twice. Roundoff of the sum is eps ||u^T u|| ||v^T v||; where this is too m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tnlib._typing import Array
@@ -18,6 +20,14 @@ from tnlib.linalg.threads import parallel_matmul
 _BLOCK = 1 << 23  # entries of a block of rows of all Gram matrices
 _SMALL = 0.3  # squares below eps^0.3 ||u^T u|| ||v^T v|| would be rounded by eps^0.7 of their value or more
 _GROUPS = 6  # of layers, which leave out 5/12 of all pairs
+
+
+def padded_stack(matrices: Sequence[Array]) -> Array:
+    """Return matrices (r, d) as one array (matrices, largest r, d), with rows of zeros behind those of lower r."""
+    stack = np.zeros((len(matrices), max(map(len, matrices)), matrices[0].shape[1]), np.result_type(*matrices))
+    for rows, matrix in zip(stack, matrices, strict=True):
+        rows[: len(matrix)] = matrix
+    return stack
 
 
 def pair_norms(u: Array, v: Array, n_layers: int = 1) -> Array:
