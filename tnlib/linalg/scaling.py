@@ -165,7 +165,16 @@ def column_exponents(a: Array) -> Array:
 
 
 def normalize_rows(rows: Array) -> tuple[Array, Array]:
-    """Return contiguous rows (N, r) with the largest part of each in [1/2, 1), and the powers of two (N,) removed."""
+    """Return contiguous rows (N, r), divided by powers of two (N,), and their exponents.
+
+    If the squares of all rows are far from the limits of their dtype, none is divided. Otherwise the largest part of
+    each lies in [1/2, 1).
+    """
+    with np.errstate(over="ignore"):
+        square = np.vecdot(rows, rows).real
+    limit = _safe(rows.dtype)
+    if len(rows) and 1 / limit < square.min() and square.max() < limit:
+        return rows, np.zeros(len(rows), np.int64)
     parts = rows.view(rows.real.dtype)
     e = np.frexp(np.abs(parts).max(axis=1, initial=0.0))[1]
     return np.ldexp(parts, -e[:, None]).view(rows.dtype), e.astype(np.int64)

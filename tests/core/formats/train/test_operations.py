@@ -71,3 +71,22 @@ def test_many_entries_are_those_of_few(dtype: type, scale: float) -> None:
     mantissas, exponents = (np.concatenate(parts) for parts in zip(*few, strict=True))
     ratio = many[0] * 2.0 ** (many[1] - exponents) / mantissas
     assert np.abs(ratio - 1).max() <= 1e4 * np.finfo(dtype).eps  # of entries that are sums of terms of both signs
+
+
+@pytest.mark.parametrize("power", [-100, 100])
+def test_entries_beyond_the_range_of_products(power: int) -> None:
+    """Products of 41 factors of about 1e100 or 1e-100, some of which are zero."""
+    rng = np.random.default_rng(3)
+    factors = rng.uniform(0.5, 1.0, (41, 6)) * 10.0**power
+    factors[5, 2] = 0.0
+    blocks = [np.stack([row, 2 * row], axis=1).reshape(1, 6, 2) for row in factors]
+    cores = [blocks[0], *(np.concatenate([b, np.zeros_like(b)]) for b in blocks[1:-1]), blocks[-1][:, :, :1]]
+    cores[-1] = np.concatenate([cores[-1], np.zeros_like(cores[-1])])
+    points = rng.integers(0, 6, (50, 41))
+    x, e = train_entries(tnlib.TensorTrain(cores), points)
+    chosen = factors[np.arange(41), points]
+    zero = points[:, 5] == 2
+    assert 0 < zero.sum() < 50
+    assert np.array_equal(x == 0, zero)
+    logs = np.log2(x[~zero]) + e[~zero]
+    assert np.allclose(logs, np.log2(chosen[~zero]).sum(axis=1), rtol=0.0, atol=1e-9)

@@ -13,11 +13,12 @@ from tnlib.formats.train.cross import sampling
 from tnlib.formats.train.cross.cached_function import CachedFunction
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
 from tnlib.formats.train.format import TensorTrain
-from tnlib.formats.train.operations import train_entries
-from tnlib.linalg.scaling import norm, shift
+from tnlib.formats.train.operations import times_chosen, train_entries
+from tnlib.linalg.scaling import norm, normalize_rows, shift
 
 _STANDARD_ERRORS = 2.0  # added to the estimate
 _REPEATED = 64  # times that a point may be in a sample
+_CLIMB_SWEEPS = 8  # of a climb, each along a part of the legs: its work is linear in their number
 _HEAVIEST = 16  # points of a final estimate that are returned for further pivots
 
 
@@ -125,19 +126,37 @@ class ErrorEstimator:
         return sample.largest(_HEAVIEST, weighted=True) if profiles else sample, error
 
     def climb(self, points: Array, train: TensorTrain) -> tuple[Array, list[Array]]:
-        """Move every point (m, d) to the largest error along each leg in turn.
+        """Move every point (m, d) to the largest error along each leg in turn, in nearly random order.
 
         Return them, and for every leg the errors (m, n) along it, relative to the largest.
         """
-        points, profiles = points.copy(), [np.empty(0)] * len(self._shape)
-        for k in self._rng.permutation(len(self._shape)):
-            line = np.repeat(points, self._shape[k], axis=0)
-            line[:, k] = np.tile(np.arange(self._shape[k]), len(points))
-            errors = self.compare(line, train).errors.reshape(len(points), -1)  # m n
-            points[:, k] = errors.argmax(axis=1)
-            peaks = errors.max(axis=1)
-            profiles[k] = errors / np.where(peaks > 0, peaks, 1)[:, None] + (peaks == 0)[:, None]
+        d, points, train = len(self._shape), points.copy(), _in_double(train)
+        profiles = [np.empty(0)] * d
+        for legs in np.array_split(self._rng.permutation(d), min(d, _CLIMB_SWEEPS)):
+            self._climb_along(set(legs.tolist()), points, train, profiles)
         return points, profiles
+
+    def _climb_along(self, legs: set[int], points: Array, train: TensorTrain, profiles: list[Array]) -> None:
+        """Move `points` (m, d) along `legs`, from left to right; the products of the cores on both sides are kept."""
+        m, d = points.shape
+        right = [(np.ones((m, 1), train.dtype), np.full(m, train.exponent))]
+        for core, chosen in zip(train.cores[:0:-1], points.T[:0:-1], strict=True):
+            rows, e = normalize_rows(times_chosen(right[-1][0], core.transpose(2, 1, 0), chosen))
+            right.append((rows, right[-1][1] + e))
+        left, exponents = np.ones((m, 1), train.dtype), np.zeros(m, np.int64)
+        for k, core in enumerate(train.cores):
+            rows, e = right.pop()
+            if k in legs:
+                values = np.matvec(np.tensordot(left, core, axes=1), rows)  # m [l] n [r]
+                line = np.repeat(points[:, None], self._shape[k], axis=1)  # m n d
+                line[:, :, k] = np.arange(self._shape[k])
+                wanted = self._f(line.reshape(-1, d)).reshape(m, -1)
+                errors = np.abs(wanted - shift(values, (exponents + e)[:, None]))
+                points[:, k] = errors.argmax(axis=1)
+                peaks = errors.max(axis=1)
+                profiles[k] = errors / np.where(peaks > 0, peaks, 1)[:, None] + (peaks == 0)[:, None]
+            left, e = normalize_rows(times_chosen(left, core, points[:, k]))
+            exponents = exponents + e
 
 
 def _ratio(errors: Array, train: TensorTrain, log_factor: float = 0.0) -> float:
@@ -148,4 +167,8 @@ def _ratio(errors: Array, train: TensorTrain, log_factor: float = 0.0) -> float:
 
 def entries(train: TensorTrain, points: Array) -> Array:
     """Return the entries (m,) of `train` at `points` (m, d) in double precision."""
-    return shift(*train_entries(train.astype(np.result_type(train.dtype, np.float64)), points))
+    return shift(*train_entries(_in_double(train), points))
+
+
+def _in_double(train: TensorTrain) -> TensorTrain:
+    return train.astype(np.result_type(train.dtype, np.float64))

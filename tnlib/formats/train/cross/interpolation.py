@@ -65,28 +65,37 @@ class CrossInterpolation:
 
         Return the number of new pivots. Residuals below `roundoff` times the values beside them are no pivots.
         """
-        added = 0
+        added, tails = 0, _number_tails(points)
         for k in range(len(self.shape) - 1):
             interpolation = self._interpolate(k, roundoff)
             most = int(min(len(interpolation), self._max_rank)) - len(self._pivots[k])
             if most > 0:
-                added += self._extend(k, interpolation, points, tolerances, roundoff, most)
+                added += self._extend(k, interpolation, points, tails[k], tolerances, roundoff, most)
             self.rows[k + 1] = self.indices(k, self._pivots[k])
         self._cores = [self._interpolate(k, roundoff) for k in range(len(self.shape) - 1)] + [self._table(-1)]
         return added
 
     def _extend(
-        self, k: int, interpolation: Array, points: Array, tolerances: Array, roundoff: float, most: int
+        self,
+        k: int,
+        interpolation: Array,
+        points: Array,
+        column_of: Array,
+        tolerances: Array,
+        roundoff: float,
+        most: int,
     ) -> int:
-        """Add the right parts of `points` that core k does not interpolate within `tolerances` to its columns."""
-        columns, column_of = np.unique(points[:, k + 1 :], axis=0, return_inverse=True)
-        column_of = column_of.reshape(-1)
+        """Add the right parts of `points` that core k does not interpolate within `tolerances` to its columns.
+
+        Right parts with one number in `column_of` (m,) are equal.
+        """
+        columns = points[np.unique(column_of, return_index=True)[1], k + 1 :]
         at_pivots = self._entries(self.indices(k, self._pivots[k]), columns)  # r m
         # The term of a point's error shows in the rows that end on its own index of leg k.
-        pairs = np.unique(np.stack([column_of, points[:, k]], axis=1), axis=0)  # of column and index
+        pairs = np.divmod(np.unique(column_of * self.shape[k] + points[:, k]), self.shape[k])  # column and index
         count = len(self.rows[k])
-        rows = (np.arange(count) * self.shape[k] + pairs[:, 1:]).reshape(-1)  # (m l)
-        repeated = np.repeat(pairs[:, 0], count)
+        rows = (np.arange(count) * self.shape[k] + pairs[1][:, None]).reshape(-1)  # (m l)
+        repeated = np.repeat(pairs[0], count)
         values = self._f(np.concatenate([self.indices(k, rows), columns[repeated]], axis=1))
         missing = np.abs(values - (interpolation[rows] * at_pivots.T[repeated]).sum(axis=1))  # (m l) [r]
         sizes, allowed = np.abs(at_pivots).max(axis=0), np.full(len(columns), np.inf)  # m
@@ -149,3 +158,11 @@ class CrossInterpolation:
         n_rows, n_columns = len(rows), len(columns)
         pairs = np.concatenate([np.repeat(rows, n_columns, axis=0), np.tile(columns, (n_rows, 1))], axis=1)
         return self._f(pairs).reshape(n_rows, n_columns)
+
+
+def _number_tails(points: Array) -> list[Array]:
+    """Return for each leg the position (m,) of what follows it in `points` (m, d) among all such parts, sorted."""
+    numbers = [np.zeros(len(points), np.intp)]
+    for leg in points.T[:0:-1]:
+        numbers.append(np.unique(leg * len(points) + numbers[-1], return_inverse=True)[1])
+    return numbers[::-1]

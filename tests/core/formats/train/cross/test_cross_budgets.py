@@ -182,3 +182,19 @@ def test_the_callback_sees_every_sweep_and_ends_the_search() -> None:
     assert not stopped.converged
     with oracles.refused(TypeError, "tt_cross", "callback", "a Fit"):
         tnlib.tt_cross(of(x), x.shape, rtol=1e-3, callback=3)  # type: ignore[arg-type]
+
+
+def test_a_climb_moves_to_the_largest_error_along_one_leg_after_the_other() -> None:
+    shape, rng = (4, 3, 5, 2, 3), np.random.default_rng(7)
+    x = rng.standard_normal(shape)
+    train = tnlib.random.tensor_train(shape, 3, rng=1)
+    missed = np.abs(x - train.full())
+    points = np.stack([rng.integers(0, n, 6) for n in shape], axis=1)
+    estimator = ErrorEstimator(CachedFunction("f", of(x), shape, 1000, 0), shape, np.random.default_rng(2))
+    top, profiles = estimator.climb(points, train)
+    expected = points.copy()
+    for k in np.random.default_rng(2).permutation(len(shape)):  # every sweep of five legs is along one
+        lines = np.stack([missed[(*p[:k], slice(None), *p[k + 1 :])] for p in expected])
+        expected[:, k] = lines.argmax(axis=1)
+        assert np.allclose(profiles[k], lines / lines.max(axis=1, keepdims=True), rtol=1e-10, atol=0.0)
+    assert np.array_equal(top, expected)
