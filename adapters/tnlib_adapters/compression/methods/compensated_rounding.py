@@ -161,24 +161,27 @@ class _Side:
 class _StepSizes:
     """Step of every entry of a matrix whose rows and columns are reordered, and its code of 0."""
 
-    of_groups: tuple[Array, Array]
+    of_groups: tuple[Array, Array]  # with the other axis in order
+    groups: Array  # group of every entry along the axis, in order
     form: IntegerFormat
     orders: tuple[Array, Array]
 
     @classmethod
     def of(cls, scales: Array, form: IntegerFormat, rows: _Side, columns: _Side) -> _StepSizes:
-        scales, *minima = np.split(scales, 1 + form.has_minimum, form.axes[0])
+        (axis,), orders = form.axes, (rows.order, columns.order)
+        scales, *minima = np.split(scales, 1 + form.has_minimum, axis)
         steps = np.where(scales == 0, _NO_STEP, scales).astype(np.float32)
-        centres = minima[0] / steps if minima else np.full_like(steps, form.centre)
-        return cls((steps, centres.astype(np.float32)), form, (rows.order, columns.order))
+        centres = (minima[0] / steps).astype(np.float32) if minima else np.full_like(steps, form.centre)
+        groups = orders[axis] // form.group if steps.shape[axis] > 1 else np.zeros_like(orders[axis])
+        ordered = (np.take(of_groups, orders[1 - axis], 1 - axis) for of_groups in (steps, centres))
+        return cls((next(ordered), next(ordered)), groups, form, orders)
 
     def tile(self, rows: slice, columns: slice) -> tuple[Array, Array]:
         """Return steps and codes of 0 of the entries of a tile."""
-        (axis,) = self.form.axes
-        index = [order[part] for order, part in zip(self.orders, (rows, columns), strict=True)]
-        n_groups = self.of_groups[0].shape[axis]
-        index[axis] = index[axis] // self.form.group if n_groups > 1 else np.zeros_like(index[axis])
-        steps, centres = (of_groups[np.ix_(*index)] for of_groups in self.of_groups)
+        if self.form.axes == (0,):
+            steps, centres = (np.take(of_groups[:, columns], self.groups[rows], 0) for of_groups in self.of_groups)
+        else:
+            steps, centres = (np.take(of_groups[rows], self.groups[columns], 1) for of_groups in self.of_groups)
         return steps, centres
 
 
