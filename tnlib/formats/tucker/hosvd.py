@@ -141,8 +141,8 @@ def _refuse_other_start(init: Any, x: Any, n_iter: int, caps: tuple[int | None, 
         raise ArgumentTypeError("tucker: init must be real for real data, got a complex Tucker; leave it out.")
     if n_iter == 0 or any(cap is not None for cap in caps):
         raise ArgumentError(
-            f"tucker: init must be given with n_iter and without max_rank, got n_iter={n_iter} and ranks {caps}; its "
-            f"own ranks {init.ranks} stay."
+            f"tucker: init must be given with n_iter and without max_rank or ranks, got n_iter={n_iter} and {caps}; "
+            f"its own ranks {init.ranks} stay."
         )
 
 

@@ -18,7 +18,7 @@ from tnlib.linalg.scaling import norm, normalize_rows, shift
 
 _STANDARD_ERRORS = 2.0  # added to the estimate
 _REPEATED = 64  # times that a point may be in a sample
-_CLIMB_SWEEPS = 8  # of a climb, each along a part of the legs: its work is linear in their number
+_CLIMB_SWEEPS = 64  # at most, of a climb, each along a part of the legs: its work is linear in their number
 _HEAVIEST = 16  # points of a final estimate that are returned for further pivots
 
 
