@@ -260,8 +260,9 @@ def test_fitted_factors_reload_and_compute_the_same(
         assert_computes(other, tokens, wanted)
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["llama"]))
-@pytest.mark.parametrize("what", mostly_slow(["mlp", "all"], ["all"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["mlp", "all"])
 def test_the_fit_of_a_block_brings_it_nearer(
     what: str, name: str, folders: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

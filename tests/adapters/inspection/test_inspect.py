@@ -43,6 +43,14 @@ def builtin(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same without its page, which takes nearly all of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["tnlib_adapters.inspection.inspect"], "page_of", lambda *_: "")
+        return inspect(builtin_path(), tmp_path_factory.mktemp("inspect") / "out")
+
+
+@pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("transformers")
     return inspect(builtin_path("llama"), tmp_path_factory.mktemp("inspect") / "out", text=SENTENCE)
@@ -113,9 +121,9 @@ def test_the_page_opens_with_its_findings(builtin: Any) -> None:
     assert page.index("findings") < page.index("<nav>")
 
 
-def test_findings_name_heads_by_their_measurements(builtin: Any) -> None:
-    texts = [finding.text for finding in findings(builtin)]
-    scores, short = builtin.readings.scores, builtin.readings.short_scores
+def test_findings_name_heads_by_their_measurements(measured: Any) -> None:
+    texts = [finding.text for finding in findings(measured)]
+    scores, short = measured.readings.scores, measured.readings.short_scores
     assert any(text.startswith("Head 0.3 attends to the previous token: 0.87") for text in texts)
     assert scores.induction[1].min() > 0.7
     names = " ".join(f"1.{head}" for head in np.argsort(-scores.induction[1]))  # the highest score first
@@ -129,10 +137,10 @@ def test_findings_name_heads_by_their_measurements(builtin: Any) -> None:
     assert "later positions only" in own
 
 
-def test_findings_of_a_model_that_was_not_run(builtin: Any) -> None:
-    readings = dataclasses.replace(builtin.readings, scores=None, short_scores=None, copying=None, induction=None)
+def test_findings_of_a_model_that_was_not_run(measured: Any) -> None:
+    readings = dataclasses.replace(measured.readings, scores=None, short_scores=None, copying=None, induction=None)
     bare = dataclasses.replace(
-        builtin, readings=readings, tokens=None, patterns=None, predictions=None, compositions={}
+        measured, readings=readings, tokens=None, patterns=None, predictions=None, compositions={}
     )
     assert [finding.section for finding in findings(bare)] == ["heads", "spectra", "gauge"]  # overlaps of weights
 
@@ -144,20 +152,20 @@ def check_text(part: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", part.replace("</td><td>", "|")))
 
 
-@pytest.mark.parametrize("model", mostly_slow(["builtin", "llama"], ["builtin"]))
+@pytest.mark.parametrize("model", mostly_slow(["measured", "llama"], ["measured"]))
 def test_patterns_are_those_of_the_model(model: str, request: pytest.FixtureRequest) -> None:
     found = request.getfixturevalue(model)
     seen = run(read_weights(found.checkpoint, dtype=np.float32), found.tokens.ids)  # the precision of the page
     assert len(found.patterns) == found.checkpoint.n_layers
     for mine, own in zip(found.patterns, seen.patterns, strict=True):
         np.testing.assert_array_equal(mine, own[0])
-    if model == "builtin":
+    if model == "measured":
         n = len(found.tokens.ids)
         np.testing.assert_array_equal(found.tokens.ids[: n // 2], found.tokens.ids[n // 2 :])
 
 
-def test_predictions_are_those_of_the_model(builtin: Any) -> None:
-    forward, found = run(builtin.checkpoint, builtin.tokens.ids), builtin.predictions
+def test_predictions_are_those_of_the_model(measured: Any) -> None:
+    forward, found = run(measured.checkpoint, measured.tokens.ids), measured.predictions
     logits = forward.logits[0]
     order = np.argsort(-logits, axis=1)[:, :3]
     assert [[int(name) for name in row] for row in found.names] == order.tolist()
@@ -170,7 +178,7 @@ def test_predictions_are_those_of_the_model(builtin: Any) -> None:
     names, parts = zip(*found.components, strict=True)
     assert sorted(names) == [f"{layer}.{head}" for layer, head in np.ndindex(2, 4)]
     assert (np.diff(np.abs(parts)) <= 0).all()
-    frozen = tnlib_adapters.freeze(builtin.checkpoint, builtin.tokens.ids)
+    frozen = tnlib_adapters.freeze(measured.checkpoint, measured.tokens.ids)
     want = {
         name: circuits.logit_contributions(frozen, int(first)).direct[k]
         - circuits.logit_contributions(frozen, int(second)).direct[k]
@@ -178,7 +186,7 @@ def test_predictions_are_those_of_the_model(builtin: Any) -> None:
     }
     for name, value in found.components:
         np.testing.assert_allclose(value, want[name], atol=1e-4)
-    texts = [finding.text for finding in findings(builtin)]
+    texts = [finding.text for finding in findings(measured)]
     assert any(text.startswith(f"After the text, the most probable token is '{first}'") for text in texts)
     (circuit,) = (text for text in texts if text.startswith("Induction circuit"))
     assert "of head 0.3: the overlap" in circuit
@@ -267,12 +275,12 @@ def test_a_trained_bert(minilm_path: Path, tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- the numbers
 
 
-def test_spectra_are_singular_values(builtin: Any) -> None:
+def test_spectra_are_singular_values(measured: Any) -> None:
     for layer, head in np.ndindex(2, 4):
-        attention = builtin.checkpoint.attention(layer)
+        attention = measured.checkpoint.attention(layer)
         for operator, said in (
-            (attention.qk(head), builtin.spectra.qk[None][layer, head]),
-            (attention.ov(head), builtin.spectra.ov[layer, head]),
+            (attention.qk(head), measured.spectra.qk[None][layer, head]),
+            (attention.ov(head), measured.spectra.ov[layer, head]),
         ):
             wanted = np.linalg.svd(operator.full().astype(float), compute_uv=False)
             np.testing.assert_allclose(said, wanted[:16], rtol=1e-6, atol=1e-6 * wanted[0])

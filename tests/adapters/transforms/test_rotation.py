@@ -118,7 +118,7 @@ def test_a_folded_model_computes_the_same_in_transformers(name: str, doubled: An
     assert_same(outputs(reloaded(model, fold(folded.checkpoint).checkpoint, tmp_path / "again"), x), want, SINGLE)
 
 
-@pytest.mark.parametrize("name", mostly_slow(LM, LM[::2]))
+@pytest.mark.parametrize("name", mostly_slow(LM, LM[::4]))
 def test_a_folded_model_computes_the_same_here(name: str, doubled: Any) -> None:
     model, folder = doubled(name)
     checkpoint, x = open_checkpoint(folder), examples(model)

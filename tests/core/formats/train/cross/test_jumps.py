@@ -8,7 +8,6 @@ import pytest
 from cross_functions import place, solve
 from hypothesis import given
 from hypothesis import strategies as st
-from slow_cases import mostly_slow
 
 import tnlib
 from tnlib.formats.train.cross.jumps import difference, sample_jumps
@@ -41,7 +40,8 @@ def test_heads_without_a_jump_end_at_their_first_and_last_entry() -> None:
     assert points.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 1, 1, 2], [1, 2, 1, 2]]
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), [1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_the_place_of_a_step(seed: int) -> None:
     """The cells between a step of the train and that of f are 1e-7 of all: no sample meets them."""
     fit, _ = solve(lambda points: (place(points) > 1 / 3) * 1.0, (2,) * 40, 1e-6, rng=seed)
