@@ -126,16 +126,13 @@ def test_arrays_large_enough_for_row_samples_and_kernels(spectrum: str) -> None:
         assert_within(tnlib.tt_svd(x, rtol=rtol), x, spectra, rtol)
 
 
-def slow(shape: tuple[int, ...]) -> Any:
-    """The shape, under the marker slow."""
-    return pytest.param(shape, marks=pytest.mark.slow)
-
-
 FLAT = [(2, 8, 8), (3, 8, 8), (4, 8, 8), (8, 8, 8), (64, 8, 8), (16, 32, 32)]
 
 
 @pytest.mark.parametrize("method", ["tt_svd", "tucker"])
-@pytest.mark.parametrize("shape", [*FLAT[::2], *map(slow, FLAT[1::2])], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*FLAT[::2], *(pytest.param(shape, marks=pytest.mark.slow) for shape in FLAT[1::2])], ids=str
+)
 def test_a_flat_tail_that_just_fits(method: str, shape: tuple[int, ...]) -> None:
     """One large value, and of the others as much as the share allows: blurred, they may seem not to fit."""
     n = shape[0]
@@ -180,7 +177,11 @@ CAPPED = [(2, 8, 8), (3, 5, 7), (6, 300), (4, 64, 8), (8, 8, 8, 8), (16, 20, 24)
 
 
 @pytest.mark.parametrize("method", ["tt_svd", "tucker"])
-@pytest.mark.parametrize("shape", [*CAPPED[::3], *map(slow, CAPPED[1::3] + CAPPED[2::3])], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [*CAPPED[::3], *(pytest.param(shape, marks=pytest.mark.slow) for shape in CAPPED[1::3] + CAPPED[2::3])],
+    ids=str,
+)
 @pytest.mark.parametrize(("rank", "dtype"), [(3, np.float64), (1, np.complex128), (3, np.float32)])
 def test_a_cap_above_a_rank_does_not_change_it(method: str, shape: tuple[int, ...], rank: int, dtype: type) -> None:
     """With a tolerance and a cap the smaller rank wins; with a cap alone numerical ranks do where they are smaller."""

@@ -165,7 +165,7 @@ def column_exponents(a: Array) -> Array:
 
 
 def normalize_rows(rows: Array) -> tuple[Array, Array]:
-    """Return contiguous rows (N, r), divided by powers of two (N,), and their exponents.
+    """Return contiguous rows (N, r) divided by powers of two, and the exponents (N,) of these.
 
     If the squares of all rows are far from the limits of their dtype, none is divided. Otherwise the largest part of
     each lies in [1/2, 1).

@@ -6,7 +6,6 @@ floats. Rows are unpacked one at a time, in the cache. More vectors are multipli
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +48,8 @@ def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Arr
     [[-1.5, 1.5, -0.5]]
     """
     values = np.empty((len(stored), n), np.float32)
-    _by_parts(_values, _matrix(stored, scales, form, n), n, lambda i, j: (values[i:j],))
+    parts = _parts(len(stored), n)
+    run_parallel(_values, [(*_arguments(stored[i:j], scales[:, i:j], form, n), values[i:j]) for i, j in parts])
     return values
 
 
@@ -62,7 +62,8 @@ def times_rows(x: Array, stored: Array, scales: Array, form: IntegerFormat) -> A
     """
     n = x.shape[1]
     y = np.empty((len(stored), len(x)), np.float32)
-    _by_parts(_dot_products, _matrix(stored, scales, form, n), n, lambda i, j: (x, y[i:j]))
+    parts = _parts(len(stored), n)
+    run_parallel(_dot_products, [(*_arguments(stored[i:j], scales[:, i:j], form, n), x, y[i:j]) for i, j in parts])
     return y.T
 
 
@@ -73,17 +74,25 @@ def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n
     >>> times_columns(ones, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
     [[4.0, 6.0]]
     """
-    columns, sums = np.ascontiguousarray(x.T), []
+    columns, parts = np.ascontiguousarray(x.T), _parts(len(stored), n)
+    sums = np.zeros((len(parts), len(x), n), np.float32)
+    run_parallel(
+        _add_rows,
+        [
+            (*_arguments(stored[i:j], scales[:, i:j], form, n), columns[i:j], y)
+            for (i, j), y in zip(parts, sums, strict=True)
+        ],
+    )
+    total: Array = sums.sum(axis=0)
+    return total
 
-    def rest(i: int, j: int) -> tuple[Array, Array]:
-        sums.append(np.zeros((len(x), n), np.float32))
-        return columns[i:j], sums[-1]
 
-    _by_parts(_add_rows, _matrix(stored, scales, form, n), n, rest)
-    return sums[0] if len(sums) == 1 else np.sum(sums, axis=0)
+def _parts(m: int, n: int) -> list[tuple[int, int]]:
+    """Return ranges of rows for one thread each."""
+    return split_range(m, thread_count()) if m * n >= _LARGE else [(0, m)]
 
 
-def _matrix(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix:
+def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix:
     """Return a matrix as the kernels read it: stored codes, width, code of 0, scales, and numbers of a group.
 
     The width is a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in.
@@ -93,20 +102,6 @@ def _matrix(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix
     if not form.is_packed:
         return stored.view(np.uint8), (), np.float32(128), scales, group
     return stored, (0,) * form.bits, np.float32(form.centre), scales, group
-
-
-def _by_parts(work: Callable[..., None], matrix: Matrix, n: int, rest: Callable[[int, int], tuple[Array, ...]]) -> None:
-    """Call a kernel with a matrix and with the other arguments for its rows; threads share the rows of a large one."""
-    stored, width, centre, scales, group = matrix
-    m = len(stored)
-    parts = split_range(m, thread_count()) if m * n >= _LARGE else [(0, m)]
-    if len(parts) < 2:
-        work(stored, width, centre, scales, group, *rest(0, m))
-        return
-    run_parallel(
-        work,
-        [(stored[i:j], width, centre, np.ascontiguousarray(scales[:, i:j]), group, *rest(i, j)) for i, j in parts],
-    )
 
 
 @inlined

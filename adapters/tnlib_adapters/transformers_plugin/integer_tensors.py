@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from tnlib._typing import Array
 from tnlib_adapters.factors.integers import IntegerFormat, period
 
 _FEWEST = 2**14  # bytes of codes for which a kernel is worth the time of compiling it
@@ -29,9 +25,11 @@ def dequantized(
         return codes.to(dtype) * scales.to(dtype)
     has_gradient = scales.requires_grad and torch.is_grad_enabled()
     if form.is_packed and dtype in _SHORT and not has_gradient and _by_kernel(codes, scales):
+        from tnlib_adapters.factors.integer_product import row_values  # loads numba
+
         of_rows = scales.detach().float().movedim(axis, 0).reshape(form.n_groups(length), -1)
         rows = codes.reshape(-1, codes.shape[-1]).contiguous()
-        by_row = torch.from_numpy(_kernels().row_values(rows.numpy(), of_rows.numpy(), form, length))
+        by_row = torch.from_numpy(row_values(rows.numpy(), of_rows.numpy(), form, length))
         return by_row.reshape(*codes.shape[:-1], length).movedim(-1, axis).to(dtype)
     rows = _unpacked(codes, form.bits)[..., :length] if form.is_packed else codes.movedim(axis, -1)
     values, of_rows = rows.to(dtype) - form.centre, scales.to(dtype).movedim(axis, -1)
@@ -50,35 +48,22 @@ def multiply_few(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, 
     is_few = 0 < x.numel() <= _MOST_VECTORS * n_in and x.dtype in _SHORT
     if not is_few or torch.is_grad_enabled() or len(form.axes) > 1 or not _by_kernel(codes, scales):
         return None
+    from tnlib_adapters.factors.integer_product import times_columns, times_rows  # loads numba
+
     along_rows = form.axes[0] == 1
-    rows, stored, by_group = _as_numpy(x).reshape(-1, n_in), codes.numpy(), _as_numpy(scales.detach())
+    rows, stored, by_group = x.float().numpy().reshape(-1, n_in), codes.numpy(), scales.detach().float().numpy()
     if form.is_packed and along_rows == transposed:
-        y = _kernels().times_rows(rows, stored, by_group.T if transposed else by_group, form)
+        y = times_rows(rows, stored, by_group.T if transposed else by_group, form)
     elif not form.is_packed and (along_rows or len(by_group) == 1):
         ones = np.ones((1, len(stored)), np.float32)
         of_rows, of_columns = (by_group.T, ones[:, :1]) if along_rows else (ones, by_group)
         if transposed:
-            y = _kernels().times_rows(rows * of_columns, stored, of_rows, form)
+            y = times_rows(rows * of_columns, stored, of_rows, form)
         else:
-            y = _kernels().times_columns(rows, stored, of_rows, form, stored.shape[1]) * of_columns
+            y = times_columns(rows, stored, of_rows, form, stored.shape[1]) * of_columns
     else:
         return None
-    values = torch.from_numpy(y.reshape(*x.shape[:-1], y.shape[1]))
-    return values if values.dtype == x.dtype else values.to(x.dtype)
-
-
-@functools.cache
-def _kernels() -> Any:
-    """Return the module of compiled kernels, which loads numba; an import in every call would take 2 us."""
-    from tnlib_adapters.factors import integer_product
-
-    return integer_product
-
-
-def _as_numpy(tensor: Tensor) -> Array:
-    """Return a tensor in float32; that of a tensor which is in float32 already shares its memory."""
-    array: Array = (tensor if tensor.dtype == torch.float32 else tensor.float()).numpy()
-    return array
+    return torch.from_numpy(y.reshape(*x.shape[:-1], y.shape[1])).to(x.dtype)
 
 
 def _by_kernel(codes: Tensor, scales: Tensor) -> bool:

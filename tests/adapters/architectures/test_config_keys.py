@@ -138,7 +138,7 @@ def test_sizes_of_another_model_are_refused_at_once(row: str, folder: Callable[[
             start = time.process_time()
             with pytest.raises(FileFormatError):
                 open_checkpoint(place)
-            assert time.process_time() - start < 20  # milliseconds; minutes if a table of such a size is made
+            assert time.process_time() - start < 1.0  # milliseconds; the work, not the wait on a busy machine
 
 
 def test_numbers_may_be_written_as_integers(folder: Callable[[str], Path]) -> None:

@@ -200,15 +200,13 @@ def test_fewer_numbers_in_fewer_bits(
     assert compressed(name, what=what, bits=bits, keep=1.0)[0].predicted <= 1.01 * without.predicted  # more options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "what", "bits"),
-    mostly_slow(
-        [
-            *((name, what, 4) for name in ("bert", "gpt2_lm", "llama", "gemma") for what in WHAT),
-            *((name, what, 2.4) for name in ("llama", "gemma") for what in WHAT),  # some weights as factors
-        ],
-        [],
-    ),
+    [
+        *((name, what, 4) for name in ("bert", "gpt2_lm", "llama", "gemma") for what in WHAT),
+        *((name, what, 2.4) for name in ("llama", "gemma") for what in WHAT),  # some weights as factors
+    ],
 )
 def test_numpy_and_transformers_compute_the_same_from_the_folder(
     name: str, what: str, bits: float, compressed: Compressed, tmp_path: Path

@@ -61,7 +61,8 @@ def test_all_of_a_model(name: str, folders: Any, text: Path, tmp_path: Path) -> 
     check(random_model(name), folders[name], text, tmp_path, keep=0.6)
 
 
-@pytest.mark.parametrize("name", mostly_slow(WHOLE, ()))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
 def test_all_of_a_model_in_bits(name: str, folders: Any, text: Path, tmp_path: Path) -> None:
     check(random_model(name), folders[name], text, tmp_path, bits=4)
 

@@ -195,10 +195,10 @@ def test_a_file_of_a_few_bytes_is_refused(size: int, tmp_path: Path) -> None:
 def test_the_time_to_read_a_header_grows_as_its_length(tmp_path: Path) -> None:
     names = ",".join(f'"{n}":{{}}' for n in range(200_000))
     file = raw_file(tmp_path / "x.safetensors", f'{{{names},"199999":{{}}}}'.encode())
-    start = time.process_time()
+    start = time.perf_counter()
     with refused(FileFormatError, str(file), "duplicate key '199999'"):
         read_header(file)
-    assert time.process_time() - start < 20  # 0.3 s; minutes if every name is compared with every other
+    assert time.perf_counter() - start < 10  # 0.3 s; minutes if every name is compared with every other
 
 
 MEGABYTE_HEADERS = {
@@ -213,12 +213,20 @@ MEGABYTE_HEADERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEGABYTE_HEADERS)
-def test_a_header_of_a_megabyte_is_read_in_time(name: str, tmp_path: Path) -> None:
+def test_a_header_of_a_megabyte_takes_at_most_twenty_times_json(name: str, tmp_path: Path) -> None:
+    """Work in units of a parser beside it, about a second on a fast machine: seconds depend on the machine."""
     file = raw_file(tmp_path / "x.safetensors", MEGABYTE_HEADERS[name].encode())
-    start = time.process_time()
-    with contextlib.suppress(FileFormatError):
-        read_header(file)
-    assert time.process_time() - start < 20  # 0.3 s; minutes if the work grows as the square of the length
+    numbers = f"[{','.join(['1'] * 500_000)}]"
+    ours, units = [], []
+    for _ in range(3):  # the least: garbage collections of a large process, and a busy machine, add to single ones
+        start = time.process_time()
+        with contextlib.suppress(FileFormatError):
+            read_header(file)
+        between = time.process_time()
+        json.loads(numbers)
+        ours.append(between - start)
+        units.append(time.process_time() - between)
+    assert min(ours) < 20 * min(units)  # 6 of them
 
 
 # ------------------------------------------------------------------------------------------------------------ fuzz

@@ -173,8 +173,8 @@ class _StepSizes:
         steps = np.where(scales == 0, _NO_STEP, scales).astype(np.float32)
         centres = (minima[0] / steps).astype(np.float32) if minima else np.full_like(steps, form.centre)
         groups = orders[axis] // form.group if steps.shape[axis] > 1 else np.zeros_like(orders[axis])
-        ordered = (np.take(of_groups, orders[1 - axis], 1 - axis) for of_groups in (steps, centres))
-        return cls((next(ordered), next(ordered)), groups, form, orders)
+        steps, centres = (np.take(of_groups, orders[1 - axis], 1 - axis) for of_groups in (steps, centres))
+        return cls((steps, centres), groups, form, orders)
 
     def tile(self, rows: slice, columns: slice) -> tuple[Array, Array]:
         """Return steps and codes of 0 of the entries of a tile."""

@@ -126,7 +126,9 @@ class ErrorEstimator:
         return sample.largest(_HEAVIEST, weighted=True) if profiles else sample, error
 
     def climb(self, points: Array, train: TensorTrain) -> tuple[Array, list[Array]]:
-        """Move every point (m, d) to the largest error along each leg in turn, in nearly random order.
+        """Move every point (m, d) to the largest error along each leg in turn, in random order.
+
+        Beyond 64 legs, a 64th of them at a time is taken from left to right.
 
         Return them, and for every leg the errors (m, n) along it, relative to the largest.
         """
