@@ -140,7 +140,8 @@ def test_nothing_is_written_when_a_process_is_killed(tmp_path: Path) -> None:
     others = set(multiprocessing.active_children())
 
     def kill() -> None:
-        while not (children := set(multiprocessing.active_children()) - others):
+        # Both: the pool of Python 3.11 fails in a thread of its own where one ends while the other is being added.
+        while len(children := set(multiprocessing.active_children()) - others) < 2:
             time.sleep(0.001)
         children.pop().kill()  # while it imports the library
 
