@@ -165,7 +165,9 @@ def structured(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", ["tt_svd", "tucker"])
-@pytest.mark.parametrize("shape", [(16, 16, 16, 16), (100, 90), (24, 24, 24), (2,) * 13], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((16, 16, 16, 16), marks=pytest.mark.slow), (100, 90), (24, 24, 24), (2,) * 13], ids=str
+)
 def test_numerical_ranks_of_exact_structure(method: str, shape: tuple[int, ...]) -> None:
     for x in structured(shape).values():
         spectra = spectra_of(x, method)

@@ -26,6 +26,8 @@ from tnlib_adapters.instrument.running_model import (
 )
 from tnlib_adapters.instrument.stored_weights import OUTSIDE
 
+_SUMS = 2**23  # cumulative sums of probabilities in memory at once
+
 
 @dataclass(frozen=True)
 class WeightUse:
@@ -204,9 +206,17 @@ def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
 
     `torch.multinomial` draws one random number per entry, which takes longer than the forward pass of a small model.
     """
+    rows = p.reshape(-1, p.shape[-1])
+    at = torch.rand((len(rows), 1), generator=generator).to(p)
+    few = max(1, _SUMS // p.shape[-1])
+    drawn = [_inverted(rows[k : k + few], at[k : k + few]) for k in range(0, len(rows), few)]
+    return torch.cat(drawn).reshape(*p.shape[:-1], 1)
+
+
+def _inverted(p: Tensor, at: Tensor) -> Tensor:
+    """Return the index, (rows, 1), at which the cumulative sums of p reach this share (rows, 1) of the whole."""
     sums = p.cumsum(-1)
-    at = torch.rand((*p.shape[:-1], 1), generator=generator).to(sums) * sums[..., -1:]
-    return torch.searchsorted(sums, at, right=True).clamp_(max=p.shape[-1] - 1)
+    return torch.searchsorted(sums, at * sums[:, -1:], right=True).clamp_(max=p.shape[-1] - 1)
 
 
 def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableHandle:

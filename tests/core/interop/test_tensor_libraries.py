@@ -89,7 +89,7 @@ def test_formats_of_tensors_are_refused(name: str) -> None:
 CASES = [(name, tnlib.TensorTrain) for name in TRAINS] + [(name, tnlib.TTMatrix) for name in MATRICES]
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES, ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(("name", "kind"), mostly_slow(CASES, CASES[::3]), ids=lambda x: getattr(x, "__name__", x))
 @given(shape=sites, dtype=dtypes, seed=st.integers(0, 99), center=st.integers(0, 3) | st.none())
 def test_trains_go_out_and_come_back(
     name: str, kind: Any, shape: Any, dtype: Any, seed: int, center: int | None

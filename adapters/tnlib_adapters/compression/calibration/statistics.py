@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import WeightUse, WeightUses
 
-    Observed = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
+    Observed = Sequence[Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
     from tnlib_adapters.instrument.block_passes import Call, Streams
 
 
@@ -83,17 +82,22 @@ class StatisticsPasses:
         """Collect the statistics block by block, last to first, and `save` those of every group that is not `done`."""
         from tnlib_adapters.instrument.block_passes import forward
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
+        from tnlib_adapters.instrument.weight_inputs import of_group
 
         calls = forward(self._outer, self._streams, self._show_forward)
-        if not any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1)):
-            self._store_output()
+        outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
+        sums = WeightedMoments(self._model, outside, self._batches, self._workspace)
+        has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
+        if not has_gradients or any(use.predicts for use in outside.values()):
+            self._at_output(sums, outside, store=not has_gradients)
         for k in reversed(range(self._n)):
             if k not in done:
-                save(k, self._statistics(k, partial(self._in_block, k, calls)))
+                save(k, self._of_block(k, calls))
             self._streams.remove(f"gradient-{k + 1}")
             release_free_memory()
-        if OUTSIDE not in done and any(use.group == OUTSIDE for use in self._uses.values()):
-            save(OUTSIDE, self._statistics(OUTSIDE, self._outside))
+        if outside:
+            self._at_input(sums, outside)
+            save(OUTSIDE, Statistics(*sums.finish()))
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)
 
@@ -109,49 +113,44 @@ class StatisticsPasses:
         part = "embeddings" if group < 0 else f"block {group + 1} of {self._n}"
         self._progress(Stage("collecting statistics", part if done < total else ""), done, total)
 
-    def _statistics(self, group: int, observe: Callable[[int, Batch, WeightUses], Observed]) -> Statistics:
-        """Return the statistics of a group, whose inputs and gradients `observe` returns for every batch."""
-        from tnlib_adapters.instrument.weight_inputs import of_group
-
-        uses = of_group(self._uses, group)
-        sums = WeightedMoments(self._model, uses, self._workspace)
-        for b, batch in enumerate(self._batches):
-            self._show_backward(group, b)
-            # without a name, which would keep the gradients at all logits while the next batch runs
-            sums.add(batch, observe(b, batch, uses))
-        return Statistics(*sums.finish())
-
-    def _store_output(self) -> None:
-        """Store the gradients of the probe at the output of the last block."""
+    def _at_output(self, sums: WeightedMoments, uses: WeightUses, *, store: bool) -> None:
+        """Add inputs and gradients of unembeddings, and `store` the gradients at the output of the last block."""
         from tnlib_adapters.instrument.weight_inputs import observe_output
 
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
-            gradient = observe_output(self._outer, x, batch, {}, self._generator(b))[2]
-            self._streams.write(f"gradient-{self._n}", b, gradient)
-        self._streams.finish(f"gradient-{self._n}")
+            *observed, gradient = observe_output(self._outer, x, batch, uses, self._generator(b))
+            sums.add(batch, observed)
+            del observed  # gradients at all logits, while the next batch runs
+            if store:
+                self._streams.write(f"gradient-{self._n}", b, gradient)
+        if store:
+            self._streams.finish(f"gradient-{self._n}")
 
-    def _in_block(self, k: int, calls: Sequence[Sequence[Call]], b: int, batch: Batch, uses: WeightUses) -> Observed:
-        """Return inputs and gradients in a block for a batch, and store the gradient at its input."""
-        from tnlib_adapters.instrument.weight_inputs import observe_block
+    def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Statistics:
+        """Return the statistics of a block, and store the gradients at its input."""
+        from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
 
-        x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
-        reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
-        self._streams.write(f"gradient-{k}", b, at_stream)
-        if b + 1 == len(self._batches):
-            self._streams.finish(f"gradient-{k}")
-        return reads, slopes
+        uses = of_group(self._uses, k)
+        sums = WeightedMoments(self._model, uses, self._batches, self._workspace)
+        for b, batch in enumerate(self._batches):
+            self._show_backward(k, b)
+            x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
+            *observed, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
+            self._streams.write(f"gradient-{k}", b, at_stream)
+            sums.add(batch, observed)
+        self._streams.finish(f"gradient-{k}")
+        return Statistics(*sums.finish())
 
-    def _outside(self, b: int, batch: Batch, uses: WeightUses) -> Observed:
-        """Return inputs and gradients of embeddings and unembeddings for a batch."""
-        from tnlib_adapters.instrument.weight_inputs import observe_input, observe_output
+    def _at_input(self, sums: WeightedMoments, uses: WeightUses) -> None:
+        """Add inputs and gradients of tables of embeddings."""
+        from tnlib_adapters.instrument.stored_weights import OUTSIDE
+        from tnlib_adapters.instrument.weight_inputs import observe_input
 
-        reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
-        if any(use.predicts for use in uses.values()):
-            x = self._streams.read(f"stream-{self._n}", b)
-            of_heads = observe_output(self._outer, x, batch, uses, self._generator(b))
-            reads, slopes = {**reads, **of_heads[0]}, {**slopes, **of_heads[1]}
-        return reads, slopes
+        for b, batch in enumerate(self._batches):
+            self._show_backward(OUTSIDE, b)
+            *observed, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
+            sums.add(batch, observed)
 
     def _generator(self, b: int) -> Any:
         """Return the generator for the probe of one batch, seeded per batch so that resuming is reproducible."""
@@ -170,19 +169,21 @@ class WeightedMoments:
     With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
     """
 
-    def __init__(self, model: RunningModel, uses: WeightUses, workspace: Workspace | None) -> None:
-        self._model, self._uses = model, uses
+    def __init__(
+        self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], workspace: Workspace | None
+    ) -> None:
+        self._model, self._uses, self._batches = model, uses, batches
         self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
-        self._energies, self._n_tokens, self._n_texts = dict[str, float](), 0, 0
+        self._energies = dict[str, float]()
         self._sample: list[tuple[Batch, Observed]] = []
 
     def add(self, batch: Batch, observed: Observed) -> None:
-        """Add the inputs and the gradients of a batch."""
+        """Add inputs by their key and gradients of weights, for a batch; not all of them at once."""
         reads, slopes = observed
         weights: dict[str, torch.Tensor] = {}
         for key, slope in slopes.items():
             use = self._uses[key]
-            squares = slope.square().sum(-1)  # b t
+            squares = slope.norm(dim=-1).square()  # b t, without an array as large as the logits
             add_to(self._energies, key, float(squares.sum()))
             if use.predicts:
                 self._model.load(use.group)
@@ -198,11 +199,9 @@ class WeightedMoments:
                 add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
             else:
                 self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
-        if self._n_tokens < _SAMPLE:
+        if sum(batch.n_tokens for batch, _ in self._sample) < _SAMPLE:
             of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
             self._sample.append((batch, ({key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks)))
-        self._n_tokens += batch.n_tokens
-        self._n_texts += len(batch.ids)
 
     def finish(self) -> tuple[Mapping[str, Array], Mapping[str, Array], dict[str, Array]]:
         """Return moments of inputs, moments of gradients, and scales by key.
@@ -212,10 +211,11 @@ class WeightedMoments:
         reads, slopes = self._reads.finish(), self._slopes.finish()
         reads.add(self._counts)
         scales = {key: np.array([scale]) for key, scale in self._scales(reads, slopes).items()}
-        n_texts = self._n_tokens if self._model.predicts else self._n_texts
+        n_tokens = sum(batch.n_tokens for batch in self._batches)
+        n_texts = n_tokens if self._model.predicts else sum(len(batch.ids) for batch in self._batches)
         for key, use in self._uses.items():
             if not self._is_inside(use):
-                scales[key] = np.array([self._energies[key], self._n_tokens, n_texts])
+                scales[key] = np.array([self._energies[key], n_tokens, n_texts])
         return reads, slopes, scales
 
     def _is_inside(self, use: WeightUse) -> bool:
@@ -245,9 +245,8 @@ def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Ten
     import torch
 
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
-    lower = np.linalg.cholesky(raised)
-    inverse = torch.from_numpy(np.linalg.inv(lower).T.astype(np.float32, order="C"))
-    return [x @ inverse.to(x.device) for x in batches]  # well conditioned, as the moments are damped
+    upper = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32))  # well conditioned, as they are damped
+    return [torch.linalg.solve_triangular(upper.to(x.device), x, upper=True, left=False) for x in batches]
 
 
 class MomentSums:

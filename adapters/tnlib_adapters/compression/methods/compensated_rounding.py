@@ -97,9 +97,9 @@ def round_compensated(
     for factor in _WIDENED if descend and form.is_packed else (1.0,):
         scales = nearest.scales if factor == 1 else form.stored_scales(form.widened(nearest.scales, factor))
         grid = _StepSizes.of(scales / size, form, rows, columns)
-        candidate = Integers(_reordered(_nearest_plane(ordered, grid, rows, columns), grid), scales, form)
-        if (loss := loss_of(candidate)) < least:
-            best, least = candidate, loss
+        codes, loss = _nearest_plane(ordered, grid, rows, columns)
+        if loss < least:
+            best, least = Integers(_reordered(codes, grid), scales, form), loss
 
     def descended(integers: Integers) -> Integers:
         grid = _StepSizes.of(integers.scales / size, form, rows, columns)
@@ -139,17 +139,19 @@ class _Side:
     """
 
     order: Array  # n
+    variances: Array  # n, those of moments = L diag(variances) L^T
     moments: Array | None = None  # n n
-    lower: Array | None = None  # n n, L with moments = L diag(.) L^T
+    lower: Array | None = None  # n n, L
 
     @classmethod
     def of(cls, moments: Array | None, n: int) -> _Side:
         if moments is None or moments.ndim == 1 or n == 1:
-            return cls(np.arange(n))
+            return cls(np.arange(n), np.ones(n, np.float32) if moments is None else moments.reshape(n))
         order = np.argsort(np.diag(moments), kind="stable")
         ordered = moments[np.ix_(order, order)]
         lower = np.linalg.cholesky(ordered)
-        return cls(order, ordered, lower / np.diag(lower))
+        roots = np.diag(lower)
+        return cls(order, roots**2, ordered, lower / roots)
 
     def tiles(self) -> list[slice]:
         """Return the parts that are rounded one after the other, last to first; independent without moments."""
@@ -185,9 +187,9 @@ class _StepSizes:
         return steps, centres
 
 
-def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> Array:
-    """Return the codes (m, n), rounded from the last tile to the first."""
-    errors = np.zeros_like(weight)  # E
+def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> tuple[Array, float]:
+    """Return the codes (m, n), rounded from the last tile to the first, and their loss."""
+    errors, rests = np.zeros_like(weight), np.zeros_like(weight)  # E, F
     codes = np.zeros(weight.shape, np.int16)
     for i in rows.tiles():
         later = slice(i.stop, None)
@@ -206,9 +208,9 @@ def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side)
                     _NONE if columns.lower is None else np.ascontiguousarray(columns.lower[j, j]),
                 ),
                 grid.form.code_range,
-                (codes[i, j], errors[i, j], mixed[:, j]),
+                (codes[i, j], errors[i, j], mixed[:, j], rests[i, j]),
             )
-    return codes
+    return codes, float(rows.variances @ np.square(rests, out=rests) @ columns.variances)
 
 
 def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes: Array) -> None:
@@ -252,9 +254,9 @@ def _round_tile(
     grid: tuple[Array, Array],
     triangles: tuple[Array, Array],
     code_range: tuple[int, int],
-    out: tuple[Array, Array, Array],
+    out: tuple[Array, Array, Array, Array],
 ) -> None:
-    """Write codes, errors E and rows of L^T E of a tile (p, q), from the last entry to the first.
+    """Write codes, errors E, rows of L^T E and F of a tile (p, q), from the last entry to the first.
 
     `base` is the weight plus the errors of rows of later tiles, `shift` the sum over columns of later tiles.
     `grid` are steps and codes of 0. `triangles` are tiles of L^T (p, p) and of M (q, q); (1, 1) if no errors are
@@ -263,7 +265,7 @@ def _round_tile(
     upper, lower = triangles
     step, centres = grid
     low, high = code_range
-    codes, errors, mixed = out
+    codes, errors, mixed, rests = out
     p, q = weight.shape
     by_rows, by_columns = len(upper) == p and p > 1, len(lower) == q and q > 1
     current, value, passed = np.empty(q, np.float32), np.empty(q, np.float32), np.empty((p, q), np.float32)
@@ -283,6 +285,7 @@ def _round_tile(
             rounded = step[i, j] * np.float32(code - centre)
             codes[i, j] = code
             errors[i, j] = passed[i, j] = weight[i, j] - rounded
+            rests[i, j] = value[j] - rounded
             rest = current[j] - rounded
             mixed[i, j] = rest
             if by_columns:

@@ -235,9 +235,11 @@ def components_in_single_precision(weight: Array, reads: Array, slopes: Array, d
 
 def moments_of_rows(weight: Array, counts: Array) -> Array:
     """Return the second moments (width, width) of the rows of a table that are looked up so many times."""
-    if is_large_table(weight.shape):
-        return _gram_of_rows(weight, counts, np.eye(weight.shape[1]))
-    moments: Array = weight.T.astype(np.float64) @ multiply_rows(counts, weight)
+    used = np.flatnonzero(counts)
+    moments = np.zeros((weight.shape[1], weight.shape[1]))
+    for k in range(0, len(used), _ROWS):
+        rows = weight[used[k : k + _ROWS]].astype(np.float64)
+        moments += rows.T @ multiply_rows(counts[used[k : k + _ROWS]], rows)
     return moments
 
 
