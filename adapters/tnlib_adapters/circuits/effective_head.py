@@ -92,7 +92,7 @@ class TokenPositionParts:
     """Token and position parts of the queries and keys of one head."""
 
     attention: Attention  # layer with this one head
-    queries: Array  # (tokens, d_head); one row if only the mean over tokens was requested
+    queries: Array  # (tokens, d_head)
     keys: Array
     queries_at: Array  # (n, d_head), position parts; zeros unless positions are learned
     keys_at: Array
@@ -107,44 +107,50 @@ class TokenPositionParts:
         rotary = self.attention.rotary
         return keys if rotary is None else np.asarray(rotary.rotate(rotary.rotate(keys, 0), -distances))
 
-    def turns(self, distances: Array) -> Array | None:
-        """Return the rotation matrices T(D) of key rows, k T(D), (distances, d_head, d_head), or None."""
-        if self.attention.rotary is None:
-            return None
-        rows = np.eye(self.queries.shape[1])[None]
-        return self.attention.rotary.rotate(self.attention.rotary.rotate(rows, 0), -distances[:, None])
-
     def offsets(self, distances: Array) -> Array:
         """Return what ALiBi or a relative bias adds to the scores at distances, before the score scale."""
         offsets = self.attention.offsets(distances)
         return np.zeros(len(distances)) if offsets is None else offsets[0] / self.attention.scale
 
 
-def split_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, *, average: bool = False) -> TokenPositionParts:
-    """Return token parts (or their means) and n position parts of queries and keys."""
-    layer = head.attention
-    pairs = [_read(words, layer, name, head, n, average=average) for name in "QK"]
-    (queries, queries_at), (keys, keys_at) = pairs
+def key_turns(layer: Attention, distances: Array) -> Array | None:
+    """Return the rotation matrices T(D) of key rows, k T(D), (distances, d_head, d_head), None without rotation."""
+    if layer.rotary is None:
+        return None
+    return layer.rotary.rotate(layer.rotary.rotate(np.eye(layer.d_head)[None], 0), -distances[:, None])
+
+
+def split_queries_and_keys(head: StreamHead, words: Vocabulary, n: int) -> TokenPositionParts:
+    """Return token parts and n position parts of queries and keys."""
+    layer, arrays = head.attention, []
+    for name in "QK":
+        weights = layer.with_bias(name, 0)  # d~ dh
+        of_tokens, of_positions = words.read_by_source(weights, head.norm, n)
+        arrays.append((of_tokens, np.zeros((n, layer.d_head)) if of_positions is None else of_positions))
+    (queries, queries_at), (keys, keys_at) = arrays
     return TokenPositionParts(layer, queries, keys, queries_at, keys_at)
 
 
-def parts_of_mean(head: StreamHead, stream: Array, n: int) -> TokenPositionParts:
-    """Return the queries and keys of the mean of n(x) over a stream (..., d_model), the same at all n positions."""
-    layer, x = head.attention, stream.reshape(-1, stream.shape[-1]).astype(np.float64)
-    if head.norm is not None:
-        x = head.norm.centre(x)
-        x = x / head.norm.divisors(x)
-    mean = np.append(x.mean(axis=0), 1.0)
-    queries, keys = (mean[None] @ layer.with_bias(name, 0) for name in "QK")
-    return TokenPositionParts(layer, queries, keys, *(np.zeros((n, layer.d_head)) for _ in "QK"))
+def mean_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, stream: Array | None) -> list[Array]:
+    """Return queries and keys (heads, n, d_head) of one input at n positions, before their rotation.
 
-
-def _read(
-    words: Vocabulary, layer: Attention, name: str, head: StreamHead, n: int, *, average: bool
-) -> tuple[Array, Array]:
-    weights = layer.with_bias(name, 0)  # d~ dh
-    of_tokens, of_positions = words.read_by_source(weights, head.norm, n, average=average)
-    return of_tokens, np.zeros((n, weights.shape[1])) if of_positions is None else of_positions
+    It is the mean of n(x) over a stream (..., d_model), or the mean embedding plus learned positions if that is None.
+    """
+    found = []
+    for name in "QK":
+        weights = head.attention.with_bias(name)  # h d~ dh
+        columns = weights.transpose(1, 0, 2).reshape(weights.shape[1], -1)
+        if stream is None:
+            rows = sum(a for a in words.read_by_source(columns, head.norm, n, average=True) if a is not None)
+        else:
+            x = stream.reshape(-1, stream.shape[-1]).astype(np.float64)
+            if head.norm is not None:
+                x = head.norm.centre(x)
+                x = x / head.norm.divisors(x)
+            rows = np.append(x.mean(axis=0), 1.0)[None] @ columns
+        by_head = np.broadcast_to(rows, (n, columns.shape[1])).reshape(n, len(weights), -1)
+        found.append(by_head.transpose(1, 0, 2))  # h n dh
+    return found
 
 
 def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:

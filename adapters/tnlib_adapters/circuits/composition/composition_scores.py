@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import tnlib
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._html import heat_image
 from tnlib._typing import Array
@@ -45,7 +44,7 @@ from tnlib_adapters.circuits.arguments import (
     has_layer_norm,
     head_name,
 )
-from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -391,16 +390,8 @@ def _reader(attention: Attention, head: int, kind: Kind, distance: int | None) -
 def _factor(operator: LowRank, moments: Array | None) -> Array:
     """Return T B of A B, of norm 1, with T^T T = A^T A, or A^T M A if moments M are given."""
     outer = unit(operator.left)
-    t = r_factor(outer) if moments is None else _root(outer.T @ moments @ outer).astype(outer.dtype)
+    t = r_factor(outer) if moments is None else gram_root(outer.T @ moments @ outer).astype(outer.dtype)
     return unit(t @ unit(operator.right))
-
-
-def _root(gram: Array) -> Array:
-    """Return t, of the same shape as the Gram matrix, with t^T t = gram."""
-    _, s, vh = tnlib.svd(gram).value
-    t = np.zeros_like(gram)
-    t[: len(s)] = np.sqrt(s)[:, None] * vh
-    return t
 
 
 def _centred(operator: LowRank, centred: bool) -> LowRank:

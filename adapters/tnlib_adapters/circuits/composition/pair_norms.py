@@ -1,4 +1,4 @@
-"""Frobenius norms of the products of the matrices of all pairs of heads.
+"""Frobenius norms and inner products of matrices of all pairs of heads.
 
 For u (r, d) of one head and v (s, d) of another,
 
@@ -55,3 +55,18 @@ def pair_norms(u: Array, v: Array, n_layers: int = 1) -> Array:
     for h, k in np.argwhere((squares < np.finfo(dtype).eps ** _SMALL * sizes) & (sizes > 0)):
         norms[h, k] = np.linalg.norm(u[h] @ v[k].T)
     return np.asarray(norms)
+
+
+def pair_products(a: Array, b: Array, c: Array, d: Array) -> Array:
+    """Return <a[h] b[h], c[k] d[k]>, (h, k), for a (h, m, r), b (h, r, n), c (k, m, s) and d (k, s, n)."""
+    total, rows = np.zeros((len(a), len(c))), max(1, _BLOCK // (b.shape[2] * max(len(a), len(c), 1)))
+    for i in range(0, a.shape[1], rows):
+        p, q = ((x[:, i : i + rows] @ y).reshape(len(x), -1) for x, y in ((a, b), (c, d)))  # head (rows n)
+        total += parallel_matmul(p, q.T)
+    return total
+
+
+def gram_root(gram: Array) -> Array:
+    """Return t, of the same shape as the Gram matrices (..., r, r), with t^T t = gram."""
+    values, vectors = np.linalg.eigh(gram)
+    return np.asarray(np.sqrt(np.maximum(values, 0))[..., None] * vectors.swapaxes(-1, -2))

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,17 +39,12 @@ from tnlib import ArgumentError, ArgumentTypeError, TnlibError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list
-from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib.linalg.threads import single_threaded_blas
+from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
-from tnlib_adapters.circuits.effective_head import (
-    StreamHead,
-    TokenPositionParts,
-    as_length,
-    parts_of_mean,
-    split_queries_and_keys,
-    stream_head,
-)
+from tnlib_adapters.circuits.composition.pair_norms import gram_root, pair_norms, pair_products
+from tnlib_adapters.circuits.effective_head import as_length, key_turns, mean_queries_and_keys, stream_head
 from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
@@ -350,29 +345,24 @@ def weight_scores(
         )
     words = as_vocabulary("weight_scores", model, vocabulary)
     streams, inputs_text = _mean_inputs(inputs, model, words)
-    shape = (model.n_layers, model.sizes.n_heads)
-    heads = [stream_head("weight_scores", model, *at) for at in np.ndindex(shape)]
-    n = as_length("weight_scores", length, words, heads[0].attention)
-    moments = words.second_moments(heads[0].norm)
+    n_layers, n_heads = shape = (model.n_layers, model.sizes.n_heads)
+    first = stream_head("weight_scores", model, 0, None)
+    n = as_length("weight_scores", length, words, first.attention)
+    moments = words.second_moments(first.norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
-    writers = _StreamWriters.of(heads, moved)
-    previous, duplicate = np.zeros(shape), np.zeros(shape)
-    matching = np.full(shape + shape, np.nan)
-    for number, (at, head) in enumerate(zip(np.ndindex(shape), heads, strict=True)):
-        parts = split_queries_and_keys(head, words, n, average=True)
-        read = parts if streams is None else parts_of_mean(head, streams[at[0]], n)
-        previous[at] = np.diagonal(position_pattern(read), -1).mean()
-        query, key = head.attention.with_bias("Q", 0), head.attention.with_bias("K", 0)
-        turn = _mean_turn(parts)
-        query_moments = turn @ (query.T @ moments @ query) @ turn.T  # of q T^T: r [r] [d~] [d~] [r] r
-        towards = turn @ query.T @ moved  # r [r] [d~] d~
-        rms = float(np.sqrt(max((query_moments * (key.T @ moved @ key)).sum(), 0.0)))
-        duplicate[at] = np.trace(towards @ key) / rms if rms else 0.0
-        if at[0]:
-            margins = writers.matching(query_moments, towards, key[:-1], number // shape[1] * shape[1])
-            matching[: at[0], :, *at] = margins.reshape(at[0], -1)
+    previous, duplicate, factors = np.zeros(shape), np.zeros(shape), []
+    for k in range(n_layers):
+        head = stream_head("weight_scores", model, k, None)
+        stream = None if streams is None else streams[k]
+        pattern = position_pattern(head.attention, *mean_queries_and_keys(head, words, n, stream))
+        previous[k] = np.diagonal(pattern, -1, 1, 2).mean(axis=1)
+        duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
+        factors.append([a.astype(words.table.dtype) for a in of_layer])
+    margins = _of_pairs(_Factors(*map(np.concatenate, zip(*factors, strict=True))))
+    layer_of = np.repeat(np.arange(n_layers), n_heads)
+    matching = np.where(layer_of[:, None] < layer_of, margins, np.nan).reshape(shape + shape)
     products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
-    visible = heads[0].attention.mask(n)
+    visible = first.attention.mask(n)
     return WeightScores(
         previous=previous,
         duplicate=duplicate,
@@ -406,45 +396,55 @@ def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tup
     return inputs.residuals, "the mean input of every layer on a text"
 
 
-def position_pattern(parts: TokenPositionParts) -> Array:
-    """Return the pattern (n, n) of a head with the mean token at every position."""
-    layer, positions = parts.attention, np.arange(parts.n)
-    q = layer.as_queries(parts.queries + parts.queries_at, parts.queries_at, positions)
-    k = layer.as_keys(parts.keys + parts.keys_at, parts.keys_at, positions)
-    return np.asarray(layer.patterns_of(layer.scores_of(q[None], k[None], positions[:, None] - positions))[0])
+def position_pattern(layer: Attention, queries: Array, keys: Array) -> Array:
+    """Return the patterns (heads, n, n) of queries and keys (heads, n, d_head) before their rotation."""
+    positions = np.arange(queries.shape[1])
+    q, k = layer.as_queries(queries, queries, positions), layer.as_keys(keys, keys, positions)
+    return layer.patterns_of(layer.scores_of(q, k, positions[:, None] - positions))
 
 
-@dataclass(frozen=True, eq=False)
-class _StreamWriters:
-    """Values and outputs of the writing heads: `reads` (d~, head, r) and `writes` (head, r, d) are the factors of OV.
+class _Factors(NamedTuple):
+    """Factors of the margins of the heads of one layer as readers and as writers.
 
-    `moments` (head, r, r) are the centred second moments over tokens of the values.
+    For a writer g and a reader h with keys `reads` and `writes` of g times `key` of h, the margin is
+
+        <reads[g] writes[g], towards[h] key[h]^T>  /  || written[g] matched[h]^T ||
     """
 
-    reads: Array
-    writes: Array
-    moments: Array
-
-    @classmethod
-    def of(cls, heads: list[StreamHead], moved: Array) -> _StreamWriters:
-        """Return the factors of these heads; `moved` (d~, d~) are centred second moments of the token stream."""
-        operators = [head.attention.ov(0) for head in heads]
-        reads = np.stack([ov.left for ov in operators], axis=1)
-        gram = np.stack([ov.left.T @ moved @ ov.left for ov in operators])  # head r [d~] [d~] r
-        return cls(reads, np.stack([ov.right[:, :-1] for ov in operators]), gram)
-
-    def matching(self, query_moments: Array, towards: Array, key: Array, count: int) -> Array:
-        """Return the margin of the own token for keys that read the first `count` heads, (count,)."""
-        r = self.reads.shape[2]
-        written = parallel_matmul(self.writes[:count].reshape(-1, len(key)), key).reshape(count, r, -1)  # head r [d] r'
-        products = parallel_matmul(towards, self.reads[:, :count].reshape(len(self.reads), -1))  # r' [d~] (head r)
-        traces = np.einsum("khr,hrk->h", products.reshape(-1, count, r), written)  # h [r k]
-        keys = written.transpose(0, 2, 1) @ self.moments[:count] @ written  # h r' [r] [r] r'
-        rms = np.sqrt(np.maximum(np.einsum("hab,ba->h", keys, query_moments), 0))
-        return np.asarray(np.divide(traces, rms, out=np.zeros(count), where=rms > 0))
+    key: Array  # (heads, d~, r)
+    towards: Array  # (heads, d~, r), X T^T
+    matched: Array  # (heads, r, d), root of T Q T^T, times the key
+    reads: Array  # (heads, d~, r)
+    writes: Array  # (heads, r, d)
+    written: Array  # (heads, r, d), root of the second moments of the values, times `writes`
 
 
-def _mean_turn(parts: TokenPositionParts) -> Array:
-    """Return the mean over all distances except 0 of the key rotations, acting on rows as k T."""
-    turns = parts.turns(np.arange(1, parts.n))
-    return np.eye(parts.queries.shape[1]) if turns is None else np.asarray(turns.mean(axis=0))
+def _factors(layer: Attention, moments: Array, moved: Array, n: int) -> tuple[Array, _Factors]:
+    """Return the margins for keys that read the stream of tokens, (heads,), and the factors of those of pairs.
+
+    `moved` (d~, d~) are the centred second `moments` of the stream.
+    """
+    query, key, value = (layer.with_bias(name) for name in "QKV")
+    key, value = layer.repeated(key), layer.repeated(value)
+    turns = key_turns(layer, np.arange(1, n))
+    query = query if turns is None else query @ turns.mean(axis=0).T
+    towards = moved @ query  # h d~ [d~] r
+    of_queries, of_keys, of_values = (
+        x.swapaxes(1, 2) @ m @ x
+        for x, m in ((query, moments), (key, moved), (value, moved))  # h r [d~] [d~] r
+    )
+    matched = gram_root(of_queries) @ key[:, :-1].swapaxes(1, 2)  # h r [r] d
+    written = gram_root(of_values) @ layer.W_O  # h r [r] d
+    traces, squares = np.einsum("hdr,hdr->h", towards, key), np.einsum("hab,hab->h", of_queries, of_keys)
+    own = _quotient(traces, np.sqrt(np.maximum(squares, 0)))
+    return own, _Factors(key, towards, matched, value, layer.W_O, written)
+
+
+def _of_pairs(factors: _Factors) -> Array:
+    """Return the margin for keys that read a head, (writers, readers)."""
+    traces = pair_products(factors.reads, factors.writes, factors.towards, factors.key[:, :-1].swapaxes(1, 2))
+    return _quotient(traces, pair_norms(factors.written, factors.matched))
+
+
+def _quotient(traces: Array, rms: Array) -> Array:
+    return np.divide(traces, rms, out=np.zeros_like(traces), where=rms > 0)

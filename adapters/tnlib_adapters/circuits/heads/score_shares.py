@@ -28,6 +28,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.effective_head import (
     TokenPositionParts,
     as_length,
+    key_turns,
     split_queries_and_keys,
     stream_head,
 )
@@ -175,7 +176,7 @@ class _Turning:
     def of(cls, parts: TokenPositionParts, covariance: Array) -> _Turning:
         """Return the sums for one head, over all its distances."""
         first = 0 if parts.attention.causal else 1 - parts.n
-        inner = parts.turns(np.arange(first, parts.n))
+        inner = key_turns(parts.attention, np.arange(first, parts.n))
         if inner is None:
             return cls(covariance, None, None, first)
         turns = np.zeros((len(inner), *covariance.shape))
