@@ -289,7 +289,7 @@ def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:
 
 def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bool = False) -> None:
     """Raise if a model cannot be run on a text."""
-    from tnlib_adapters.files.folder import TOKENIZERS
+    from tnlib_adapters.files.tokenizer import has_tokenizer
 
     wiring, folder = checkpoint.wiring, checkpoint.folder.path
     otherwise = "" if text_required else ", or do without a text"
@@ -303,7 +303,7 @@ def check_reads_text(function: str, checkpoint: Checkpoint, *, text_required: bo
             f"{function}: IN must be a model of one stack to read a text, got a {wiring.model_type} with an encoder "
             f"and a decoder; pass the encoder alone{otherwise}."
         )
-    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make one without words
+    if not has_tokenizer(folder):
         raise ArgumentError(
             f"{function}: a text needs a tokenizer beside the weights, found none in {folder}; copy it there"
             f"{otherwise}."

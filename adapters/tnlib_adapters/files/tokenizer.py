@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib_adapters.files.atomic_folder import check_text_path
+from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.json_file import JsonFile
 
 TOKENIZER = "tokenizer.json"
@@ -110,6 +112,16 @@ def _byte_letters() -> dict[int, int]:
 
 
 _BYTES = _byte_letters()
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer; from any other transformers would make one without words."""
+    return any((folder / name).is_file() for name in TOKENIZERS)
+
+
+def tokenizer_or_none(function: str, folder: Path) -> Any:
+    """Return the tokenizer of a folder, None if there is none or transformers is not installed."""
+    return load_tokenizer(function, folder) if has_tokenizer(folder) and find_spec("transformers") else None
 
 
 def load_tokenizer(function: str, folder: Path) -> Any:

@@ -276,8 +276,8 @@ def freeze(
     checkpoint
         A checkpoint or transformers model of any architecture with one residual stream, or loaded `Weights`.
     tokens
-        (n,), integers: the sequence, without padding, because every token is attended to. A single image (channels,
-        height, width) for a model of images.
+        (n,), integers, or a text: the sequence, without padding, because every token is attended to. A single image
+        (channels, height, width) for a model of images.
     patterns
         In place of `tokens`, or in their position, for an attention-only model without norms: per layer (heads, n, n),
         attention weights, rows summing to one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,8 +18,8 @@ from tnlib_adapters.circuits.arguments import Kind, has_layer_norm, head_name
 from tnlib_adapters.circuits.composition.composition_scores import compositions_of_kinds
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.factors.projections import Sizes
-from tnlib_adapters.files.folder import TOKENIZERS, path_text
-from tnlib_adapters.files.tokenizer import load_tokenizer, token_names
+from tnlib_adapters.files.folder import path_text
+from tnlib_adapters.files.tokenizer import token_names, tokenizer_or_none
 from tnlib_adapters.inspection.head_measurements import (
     GaugeReport,
     Readings,
@@ -259,7 +258,7 @@ def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
             f"inspect: text must be left out for a model of images, got one for a {checkpoint.wiring.model_type}."
         )
     names = token_names(checkpoint.folder.path, "inspect") or {}
-    limit, tokenizer = _longest(checkpoint), _tokenizer(checkpoint)
+    limit, tokenizer = _longest(checkpoint), tokenizer_or_none("inspect", checkpoint.folder.path)
     if tokenizer is None:
         numbers = _numbers(checkpoint, text)
         truncated, numbers = len(numbers) > limit, numbers[:limit]
@@ -291,16 +290,6 @@ def _longest(checkpoint: Checkpoint) -> int:
 def _vocabulary(checkpoint: Checkpoint) -> int:
     info = checkpoint.locate(checkpoint.wiring.embedding.table.weight)
     return 0 if info is None else int(info.shape[0])
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """Return the tokenizer of the folder, None if there is none or transformers is not installed."""
-    folder = checkpoint.folder.path
-    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would return an empty tokenizer
-        return None
-    if find_spec("transformers") is None:
-        return None
-    return load_tokenizer("inspect", folder)
 
 
 def _visible(name: str) -> str:

@@ -50,8 +50,7 @@ def predictions(weights: Weights, tokens: Array, name: Callable[[int], str]) -> 
     if logits.shape[1] < _N_BEST:
         return None
     best, probabilities = likeliest(logits, _N_BEST)
-    first, second = (logit_contributions(frozen, int(token)) for token in best[-1, :2])
-    parts = first.direct - second.direct
-    components = [(first.names[k], float(parts[k])) for k in descending(np.abs(parts))]
+    found = logit_contributions(frozen, (int(best[-1, 0]), int(best[-1, 1])))
+    components = [(found.names[k], float(found.direct[k])) for k in descending(np.abs(found.direct))]
     names = [[name(int(token)) for token in row] for row in best]
-    return Predictions(names, probabilities, first.total - second.total, components)
+    return Predictions(names, probabilities, found.total, components)

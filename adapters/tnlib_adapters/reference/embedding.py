@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
-from tnlib._validate import as_array, to_numpy
+from tnlib._validate import as_array, is_list, to_numpy
+from tnlib_adapters.files.tokenizer import tokenizer_or_none
 from tnlib_adapters.reference.layers import Norm
 
 
@@ -30,6 +32,7 @@ class TokenEmbedding:
     segment: Array | None  # (d_model,), or None
     norm: Norm | None  # norm of the sum, or None
     padding: Padding | None = None  # the token that takes no position, in RoBERTa, or None
+    folder: Path | None = None  # of the checkpoint, with the tokenizer for texts
 
     @property
     def context(self) -> int | None:
@@ -63,10 +66,13 @@ class TokenEmbedding:
         return np.where(is_padding[..., None], self.padding.position, table[rows])
 
     def check(self, function: str, tokens: Any, context: int | None, parameter: str = "tokens") -> Array:
-        """Return token numbers (batch, n), validated, also of what a tokenizer returned.
+        """Return token numbers (batch, n), validated, also of what a tokenizer returned and of one or several texts.
 
-        `parameter` is their name in messages.
+        `parameter` is their name in messages. Texts are split by the tokenizer in the folder of the checkpoint.
         """
+        texts = [tokens] if isinstance(tokens, str) else tokens
+        if is_list(texts) and len(texts) and all(isinstance(text, str) for text in texts):
+            tokens = self._split(function, list(texts), parameter)
         a = np.atleast_2d(as_token_ids(function, tokens, len(self.tokens), parameter))
         if context is not None and a.shape[1] > context:
             raise ArgumentError(
@@ -74,6 +80,19 @@ class TokenEmbedding:
                 f", got {a.shape[1]}; shorten them."
             )
         return a
+
+    def _split(self, function: str, texts: list[str], parameter: str) -> list[Any]:
+        """Return the token numbers of texts, or the texts where there is no tokenizer."""
+        tokenizer = None if self.folder is None else tokenizer_or_none(function, self.folder)
+        if tokenizer is None:
+            return texts
+        rows: list[Any] = tokenizer(texts, verbose=False)["input_ids"]
+        if len(lengths := {len(row) for row in rows}) > 1:
+            raise ArgumentError(
+                f"{function}: {parameter} must be texts of equally many tokens, got {min(lengths)} to {max(lengths)}; "
+                "pass one at a time, or align them."
+            )
+        return rows
 
 
 def as_token_ids(function: str, tokens: Any, vocab: int | None, parameter: str = "tokens") -> Array:
@@ -137,7 +156,7 @@ class PatchEmbedding:
         """Return the stream as a sum: `parts`, which no norm follows."""
         return self.parts(images)
 
-    def check(self, function: str, images: Array, context: int | None) -> Array:
+    def check(self, function: str, images: Any, context: int | None) -> Array:
         """Return images (batch, channels, height, width) in float64, validated."""
         a = as_array(function, "images", images).astype(np.float64)
         a = a[None] if a.ndim == 3 else a

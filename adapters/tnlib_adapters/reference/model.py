@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
@@ -57,7 +58,7 @@ class Forward:
 
 
 @accepts_models
-def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None = None) -> Forward:
+def run(model: Checkpoint | Weights, tokens: ArrayLike, decoder_tokens: Array | None = None) -> Forward:
     """Run a model on token sequences without padding: every position is attended to.
 
     Parameters
@@ -65,8 +66,9 @@ def run(model: Checkpoint | Weights, tokens: Array, decoder_tokens: Array | None
     model
         A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`.
     tokens
-        (n,) or (batch, n), integers. Architectures with segments use the first segment for all tokens. Models that read
-        images take (batch, channels, height, width).
+        (n,) or (batch, n), integers, what a tokenizer returned, or one or several texts, which the tokenizer in the
+        folder of the checkpoint splits. Architectures with segments use the first segment for all tokens. Models that
+        read images take (batch, channels, height, width).
     decoder_tokens
         (m,) or (batch, m), the tokens of the decoder where `tokens` are those of an encoder; None for other models.
 
@@ -141,7 +143,7 @@ def _through(blocks: Sequence[ResidualBlock], x: Array, memory: Array | None, re
 
 
 @accepts_models
-def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
+def loss(model: Checkpoint | Weights, tokens: ArrayLike, mask: Array | None = None) -> float:
     """Return the mean cross-entropy, in nats, of predicting tokens[:, t] from the preceding tokens, where mask[:, t].
 
     Parameters
@@ -149,9 +151,9 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     model
         A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`; with an unembedding.
     tokens
-        (n,) or (batch, n), integers.
+        (n,) or (batch, n), integers, or one or several texts.
     mask
-        Same shape, bool: target tokens. The first token of a sequence cannot be a target.
+        Same shape, bool: target tokens. The first token of a sequence cannot be a target. None: the last one alone.
 
     Returns
     -------
@@ -188,9 +190,10 @@ def loss(model: Checkpoint | Weights, tokens: Array, mask: Array) -> float:
     return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
 
 
-def check_mask(function: str, mask: Array, tokens: Array) -> Array:
-    """Return the mask of target tokens (batch, n), validated."""
-    targets = np.atleast_2d(to_numpy(function, "mask", mask))
+def check_mask(function: str, mask: Array | None, tokens: Array) -> Array:
+    """Return the mask of target tokens (batch, n), validated; the last one of every sequence for None."""
+    last = np.broadcast_to(np.arange(tokens.shape[1]) == tokens.shape[1] - 1, tokens.shape)
+    targets = last if mask is None else np.atleast_2d(to_numpy(function, "mask", mask))
     if targets.shape != tokens.shape or targets.dtype != np.bool_ or targets[:, 0].any() or not targets.any():
         raise ArgumentError(
             f"{function}: mask must be bool of shape {tokens.shape}, False at the first position and True somewhere, "

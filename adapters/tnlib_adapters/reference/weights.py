@@ -201,6 +201,7 @@ def _embedding(tensors: _Tensors) -> TokenEmbedding:
         else Padding(embedding.padding, positions[embedding.padding]),
         segment=None if segments is None else segments[0],
         norm=tensors.norm(embedding.norm),
+        folder=tensors.checkpoint.folder.path,
     )
 
 

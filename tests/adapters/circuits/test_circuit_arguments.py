@@ -70,6 +70,27 @@ def test_tokens_are_those_of_a_tokenizer(model: Checkpoint, name: str) -> None:
         function(model, TOKENS + 0.5)
 
 
+def test_tokens_may_be_texts(llama: Checkpoint) -> None:
+    """Clean, corrupted and repeated ones; the last token is the target where there is no mask."""
+    clean, corrupted = "def name(self):\n    return self.name", "def value(self):\n    return self.name"
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(builtin_path("llama"))
+    ids = np.array([tokenizer(text)["input_ids"] for text in (clean, corrupted)])
+    assert np.array_equal(run(llama, [clean, corrupted]).hidden, run(llama, ids).hidden)
+    assert np.array_equal(freeze(llama, clean).embedding, freeze(llama, ids[0]).embedding)
+    last = np.arange(ids.shape[1]) == ids.shape[1] - 1
+    assert loss(llama, clean) == loss(llama, ids[0], last)
+    of_texts = circuits.activation_patching(llama, clean, None, corrupted)
+    assert np.array_equal(of_texts.recovered, circuits.activation_patching(llama, ids[0], last, ids[1]).recovered)
+    texts, tokens = (circuits.Ablation("resample", corrupted=other) for other in (corrupted, ids[1]))
+    effects = circuits.edge_effects(llama, clean, ablation=texts, n_measured=0)
+    assert np.array_equal(effects.integrated, circuits.edge_effects(llama, ids[0], last, ablation=tokens).integrated)
+    found = circuits.find_induction(llama, n=2, length=8, text=clean)
+    assert np.array_equal(found.effect, circuits.find_induction(llama, n=2, length=8, text=ids[0]).effect)
+    with refused(ValueError, "run: tokens must be texts of equally many tokens, got 1 to", "align them"):
+        run(llama, [clean, "def"])
+
+
 @pytest.fixture(scope="module")
 def seen(model: Checkpoint) -> Forward:
     return run(model, TOKENS)

@@ -185,6 +185,7 @@ def test_effects_of_pairs_are_readings_of_what_is_removed() -> None:
 def test_ten_terms_and_the_rest_are_the_model(model: Checkpoint, identity: bool) -> None:
     tokens = np.tile(np.random.default_rng(0).permutation(128)[:10], 2)
     found, seen = ten_terms(model, tokens, softmax=not identity), run(model, tokens)
+    assert repr(found).startswith(f"TenTerms({len(tokens)} positions x 64 features; norms: remainder ")
     x = seen.residuals[1][0]
     layer = read_weights(model).blocks[1].branches[0].layer
     assert isinstance(layer, Attention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -198,6 +199,20 @@ def test_an_argmax_of_torch_is_a_token(llama: Checkpoint) -> None:
     assert circuits.logit_contributions(frozen, token).total == pytest.approx(float(logits.max()))
     with refused(TypeError, "logit_contributions: token must be an integer"):
         circuits.logit_contributions(frozen, token > 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj"])
+def test_a_pair_of_tokens_is_the_difference_of_their_logits(name: str, saved: Any) -> None:
+    weights = read_weights(open_checkpoint(saved(name)[1]))
+    bias = normal(weights.unembed.affine.weight.shape[1:])
+    unembed = replace(weights.unembed, affine=replace(weights.unembed.affine, bias=bias))
+    frozen, logits = (f(replace(weights, unembed=unembed), [5, 6, 7]) for f in (freeze, run))
+    first, second, both = (circuits.logit_contributions(frozen, token) for token in (9, 4, (9, 4)))
+    assert both.total == pytest.approx(logits.logits[0, -1, 9] - logits.logits[0, -1, 4])
+    for part in ("direct", "through", "direct_sources"):
+        assert_close(getattr(both, part), getattr(first, part) - getattr(second, part))
+    with refused(TypeError, "logit_contributions: token must be an integer"):
+        circuits.logit_contributions(frozen, (9, 4, 3))  # type: ignore[arg-type]
 
 
 def test_tables(llama: Checkpoint) -> None:

@@ -265,7 +265,7 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
         A model on a text, from `freeze(model, tokens)`; or a checkpoint, a transformers model or loaded `Weights`, with
         `tokens`. Checkpoints and models are read in single precision.
     tokens
-        (n,), integers: one sequence.
+        (n,), integers, or a text: one sequence.
 
     Returns
     -------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._html import heat_image
@@ -83,9 +84,9 @@ class Patching(Table):
 @single_threaded_blas
 def activation_patching(
     model: Checkpoint | Weights,
-    tokens: Array,
-    mask: Array,
-    corrupted: Array,
+    tokens: ArrayLike,
+    mask: Array | None,
+    corrupted: ArrayLike,
     *,
     of: Activation = "stream",
     metric: Metric = "loss",
@@ -97,11 +98,11 @@ def activation_patching(
     model
         A language model with one residual stream.
     tokens
-        (n,) or (batch, n), integers: the clean tokens.
+        (n,) or (batch, n), integers, or one or several texts: the clean tokens.
     mask
-        Same shape, bool: the tokens whose prediction counts in the metric.
+        Same shape, bool: the tokens whose prediction counts in the metric. None: the last one.
     corrupted
-        Same shape, integers: the corrupted tokens, aligned with the clean ones.
+        Same shape: the corrupted tokens or texts, aligned with the clean ones.
     of
         "stream": the stream before every attention layer and feed-forward layer. "layers": the outputs of these layers.
         "heads": the outputs of heads.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._html import heat_image
@@ -97,8 +98,8 @@ class Circuit(Table):
 @single_threaded_blas
 def find_circuit(
     model: Checkpoint,
-    tokens: Array,
-    mask: Array,
+    tokens: ArrayLike,
+    mask: Array | None = None,
     *,
     loss_increase: float,
     by: By = "greedy",
@@ -113,9 +114,9 @@ def find_circuit(
         A language model with one residual stream; for "terms" and "paths" attention layers without norms and
         feed-forward layers.
     tokens
-        (n,) or (batch, n), integers.
+        (n,) or (batch, n), integers, or one or several texts.
     mask
-        Same shape, bool: the tokens whose prediction counts in the loss.
+        Same shape, bool: the tokens whose prediction counts in the loss. None: the last one.
     loss_increase
         Largest allowed increase of the mean cross-entropy, or of the KL divergence, in nats.
     by
@@ -222,7 +223,7 @@ def _connected(model: GatedModel, pruned: Pruned, limit: float) -> Pruned:
     return replace(pruned, gates=gates, removed=[*pruned.removed, *dropped])
 
 
-def _gated(model: Checkpoint, tokens: Array, mask: Array, of: Of, ablation: Ablation) -> Gated:
+def _gated(model: Checkpoint, tokens: Any, mask: Array | None, of: Of, ablation: Ablation) -> Gated:
     if of == "edges":
         return GatedModel(model, tokens, mask, "find_circuit", ablation)
     if ablation.kind != "zero" or ablation.metric != "loss":

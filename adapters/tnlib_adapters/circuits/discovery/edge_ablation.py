@@ -45,8 +45,8 @@ class Ablation:
         of the whole model. A function of the logits (targets, vocab) and the target tokens (targets,) that returns a
         number, lower for better, such as `LogitDifference`; for gradients it gets tensors of torch.
     corrupted
-        For "resample", the other tokens, of the shape of the given ones. None: every sequence receives the outputs of
-        the next sequence of the batch.
+        For "resample", the other tokens or texts, of the shape of the given ones. None: every sequence receives the
+        outputs of the next sequence of the batch.
 
     Raises
     ------
@@ -127,8 +127,8 @@ class GatedModel:
     def __init__(
         self,
         model: Checkpoint | Weights,
-        tokens: Array,
-        mask: Array,
+        tokens: Any,
+        mask: Array | None,
         function: str,
         ablation: Ablation | None = None,
     ) -> None:

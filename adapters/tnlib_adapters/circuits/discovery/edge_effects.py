@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError
 from tnlib._html import heat_image
@@ -132,8 +133,8 @@ class EdgeEffects(Table):
 @single_threaded_blas
 def edge_effects(
     model: Checkpoint,
-    tokens: Array,
-    mask: Array,
+    tokens: ArrayLike,
+    mask: Array | None = None,
     *,
     ablation: AblationKind | Ablation = "zero",
     n_measured: int | None = None,
@@ -150,9 +151,9 @@ def edge_effects(
     model
         A language model with one residual stream.
     tokens
-        (n,) or (batch, n), integers.
+        (n,) or (batch, n), integers, or one or several texts.
     mask
-        Same shape, bool: the tokens whose prediction counts in the loss.
+        Same shape, bool: the tokens whose prediction counts in the loss. None: the last one.
     ablation
         "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and corrupted tokens.
     n_measured

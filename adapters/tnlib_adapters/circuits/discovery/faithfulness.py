@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
@@ -87,8 +88,8 @@ def _area(values: Array) -> float:
 @single_threaded_blas
 def circuit_faithfulness(
     model: Checkpoint,
-    tokens: Array,
-    mask: Array,
+    tokens: ArrayLike,
+    mask: Array | None,
     scores: Scores,
     *,
     ablation: AblationKind | Ablation = "zero",
@@ -101,9 +102,9 @@ def circuit_faithfulness(
     model
         A language model with one residual stream.
     tokens
-        (n,) or (batch, n), integers.
+        (n,) or (batch, n), integers, or one or several texts.
     mask
-        Same shape, bool: the tokens whose prediction counts in the metric.
+        Same shape, bool: the tokens whose prediction counts in the metric. None: the last one.
     scores
         Scores of edges: what `edge_effects` returned; a circuit of edges, whose last removed edge ranks first among the
         removed ones; or a number for the name of each edge, 0 for edges without one.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class AdditiveTerms:
         return np.asarray(self._fixed + np.tensordot(gates, self._terms, 1))  # [term] t d
 
 
-def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> AdditiveTerms:
+def path_terms(model: Checkpoint, tokens: Any, mask: Array | None, function: str) -> AdditiveTerms:
     """Return all paths through heads with frozen patterns; paths that start at a bias are always included."""
     weights, targets, forward = _forward_pass(model, tokens, mask, function)
     layers = attention_layers(weights)
@@ -92,7 +93,7 @@ def path_terms(model: Checkpoint, tokens: Array, mask: Array, function: str) -> 
     return AdditiveTerms(targets, tuple(streams), rows, forward.residuals[-1][targets.at])
 
 
-def ten_terms_by_heads(model: Checkpoint, tokens: Array, mask: Array, function: str) -> AdditiveTerms:
+def ten_terms_by_heads(model: Checkpoint, tokens: Any, mask: Array | None, function: str) -> AdditiveTerms:
     """Return the ten terms of two layers: composition terms split by pairs of heads, the others by head.
 
     A term of the scores is the change of the output on its removal, with patterns recomputed. The softmax remainder and
@@ -126,7 +127,9 @@ def _terms(layer: OpenLayer, at: Array) -> Iterator[tuple[str, Array]]:
                 yield " ".join([*pair, f"1.{h}"]).strip(), rows
 
 
-def _forward_pass(model: Checkpoint, tokens: Array, mask: Array, function: str) -> tuple[Weights, Targets, Forward]:
+def _forward_pass(
+    model: Checkpoint, tokens: Any, mask: Array | None, function: str
+) -> tuple[Weights, Targets, Forward]:
     weights = read_weights(attention_only(model, function))
     targets = targets_of(weights, tokens, mask, function)
     return weights, targets, run(weights, targets.tokens)

@@ -165,7 +165,7 @@ class Targets:
         return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
 
 
-def targets_of(weights: Weights, tokens: Array, mask: Array, function: str) -> Targets:
+def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str) -> Targets:
     """Return the targets for tokens and mask, validated."""
     if weights.unembed is None:
         raise ArgumentError(

@@ -386,8 +386,9 @@ def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tup
         tokens = _repeats("weight_scores", weights, 4, None, np.random.default_rng(0))
         return run(replace(weights, unembed=None), tokens).residuals, "the mean input of every layer on random tokens"
     if not isinstance(inputs, Forward):
-        as_token_ids("weight_scores", inputs, len(words), "inputs")
-        inputs = run(replace(read_weights(model, dtype=words.table.dtype), unembed=None), inputs)
+        weights = replace(read_weights(model, dtype=words.table.dtype), unembed=None)
+        embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
+        inputs = run(weights, embedding.check("weight_scores", inputs, weights.context, "inputs"))
     if len(inputs.patterns) != model.n_layers or inputs.hidden.shape[-1] != model.sizes.d_model:
         raise ArgumentError(
             f"weight_scores: inputs must be those of this model, {model.n_layers} layers of {model.sizes.d_model} "

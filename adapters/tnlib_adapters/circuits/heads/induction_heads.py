@@ -28,7 +28,7 @@ from tnlib_adapters.circuits.heads.head_detectors import induction_targets, patt
 from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.frozen.frozen_stack import Head
-from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
+from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from tnlib_adapters.result_table import HeadTable, descending
@@ -307,11 +307,11 @@ def segments_twice(
             f"{function}: length must be at most {weights.context // 2}, half the context of the model, got {length}; "
             "pass a smaller one."
         )
-    vocab = len(_table(weights))
+    embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
     if text is None:
-        segments = rng.integers(0, vocab, (n, length))
+        segments = rng.integers(0, len(embedding.tokens), (n, length))
     else:
-        tokens = np.atleast_2d(as_token_ids(function, text, vocab, "text"))
+        tokens = embedding.check(function, text, None, "text")
         if len(tokens) != 1 or tokens.shape[1] < length:
             raise ArgumentError(
                 f"{function}: text must be one text of at least {length} tokens, got shape {tokens.shape}; pass a "

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, LowRank
 from tnlib._typing import Array
@@ -90,8 +91,8 @@ class SingularVectorEffects(Table):
 @single_threaded_blas
 def singular_vector_effects(
     model: Checkpoint | Weights,
-    tokens: Array,
-    mask: Array,
+    tokens: ArrayLike,
+    mask: Array | None,
     layer: int,
     head: int,
     *,
@@ -106,9 +107,9 @@ def singular_vector_effects(
         A language model with one residual stream. Directions are those of the weights as they are; `fold` includes the
         weights of norms.
     tokens
-        (n,) or (batch, n), integers.
+        (n,) or (batch, n), integers, or one or several texts.
     mask
-        Same shape, bool: the tokens whose prediction counts in the metric.
+        Same shape, bool: the tokens whose prediction counts in the metric. None: the last one.
     layer, head
         Indices, from 0.
     operator

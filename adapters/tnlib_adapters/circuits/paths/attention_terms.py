@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
@@ -271,7 +272,7 @@ def pair_effects(
     return layer.parts.names, by_direction if w.ndim == 2 else by_direction[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TenTerms:
     """Ten terms of two attention layers of a model, and the softmax remainder.
 
@@ -303,6 +304,12 @@ class TenTerms:
     writers: tuple[str, ...]
     remainder: Array
 
+    def __repr__(self) -> str:
+        n, d = self.remainder.shape
+        lengths = zip(("remainder", *self.names), map(np.linalg.norm, (self.remainder, *self.arrays)), strict=True)
+        norms = ", ".join(f"{name} {length:.3g}" for name, length in lengths)
+        return f"TenTerms({n} positions x {d} features; norms: {norms})"
+
     def __getitem__(self, name: str) -> Array:
         if not is_one_of(name, self.names):
             raise ArgumentError(f"TenTerms: name must be one of {', '.join(self.names)}, got {name!r}; choose one.")
@@ -313,7 +320,7 @@ class TenTerms:
 @accepts_models
 def ten_terms(
     model: Checkpoint | Weights,
-    tokens: Array,
+    tokens: ArrayLike,
     *,
     layers: tuple[int, int] = (0, 1),
     softmax: bool = True,
@@ -331,7 +338,7 @@ def ten_terms(
     model
         A checkpoint, a transformers model or loaded `Weights`, with one residual stream.
     tokens
-        (n,), integers: one sequence.
+        (n,), integers, or a text: one sequence.
     layers
         Two attention layers, the earlier one first. Effects of the first through layers between them belong to the
         rest.

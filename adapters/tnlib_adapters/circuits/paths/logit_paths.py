@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import heat_image
 from tnlib._typing import Array
+from tnlib._validate import is_list
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
 from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
@@ -147,7 +148,11 @@ class LogitContributions(Table):
 
 
 def logit_contributions(
-    model: FrozenModel, token: int | None = None, *, direction: ArrayLike | None = None, position: int = -1
+    model: FrozenModel,
+    token: int | tuple[int, int] | None = None,
+    *,
+    direction: ArrayLike | None = None,
+    position: int = -1,
 ) -> LogitContributions:
     """Return the contributions of all heads, feed-forward layers, positions and biases to a logit.
 
@@ -156,10 +161,10 @@ def logit_contributions(
     model
         A model on one sequence, returned by `freeze(model, tokens)`.
     token
-        Number of the token whose logit is read.
+        Number of the token whose logit is read. Two numbers: the logit of the first less that of the second.
     direction
-        (d_model,), in place of a token: any readout of the hidden state, which the final norm has normalised, such as
-        the difference of two columns of the unembedding. No bias is added.
+        (d_model,), in place of a token: any readout of the hidden state, which the final norm has normalised. No bias
+        is added.
     position
         Output position.
 
@@ -259,5 +264,7 @@ def _direction(model: FrozenModel, token: Any, direction: Any) -> tuple[Array, f
             "a direction."
         )
     weight, bias = model.unembed.affine.weight, model.unembed.affine.bias
-    index = as_index("logit_contributions", "token", token, weight.shape[1])
-    return np.ascontiguousarray(weight[:, index]), 0.0 if bias is None else float(bias[index])
+    pair = token if is_list(token) and len(token) == 2 else (token,)
+    first, *others = (as_index("logit_contributions", "token", t, weight.shape[1]) for t in pair)
+    shift = 0.0 if bias is None else float(bias[first] - bias[others].sum())
+    return np.asarray(weight[:, first] - weight[:, others].sum(axis=1)), shift

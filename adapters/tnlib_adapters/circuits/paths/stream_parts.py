@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
@@ -99,7 +100,7 @@ def _as_names(function: str, names: Any) -> Sequence[str]:
 
 
 @accepts_models
-def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None = None) -> StreamParts:
+def split_stream(model: Checkpoint | Weights, tokens: ArrayLike, layer: int | None = None) -> StreamParts:
     """Return the input of an attention layer as a sum of the outputs before it, patterns and norm divisors frozen.
 
     Parameters
@@ -107,7 +108,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
     model
         A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`.
     tokens
-        (n,), integers: one sequence. One image if the model reads images.
+        (n,), integers, or a text: one sequence. One image if the model reads images.
     layer
         Index of the attention layer; its input is taken after its norm, if any. None: the final stream, after the final
         norm, if any.
@@ -136,7 +137,7 @@ def split_stream(model: Checkpoint | Weights, tokens: Array, layer: int | None =
 
 
 def split_before(
-    function: str, weights: Weights, tokens: Array, layer: int | None
+    function: str, weights: Weights, tokens: Any, layer: int | None
 ) -> tuple[Branch | None, dict[str, Array]]:
     """Return an attention layer with its norms, and the parts of the stream before both; None for the final stream."""
     batch = weights.embedding(weights.embedding.check(function, tokens, weights.context))  # batch n d

@@ -75,7 +75,7 @@ def logit_lens(model: Checkpoint | Weights, tokens: ArrayLike, *, k: int = 3) ->
     model
         A checkpoint, transformers model or loaded `Weights` with an unembedding.
     tokens
-        (n,), integers: one sequence.
+        (n,), integers, or a text: one sequence.
     k
         Number of tokens.
 
