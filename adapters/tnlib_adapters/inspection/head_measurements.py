@@ -39,7 +39,6 @@ from tnlib_adapters.circuits.tokens.vocabulary import with_inputs
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.weights import Weights
-from tnlib_adapters.transforms.gauge_fixing import head_order
 
 _SHORT = 16  # tokens of the short repeated segment
 _MOST_READ = 8  # largest number of heads shown in tokens
@@ -85,15 +84,12 @@ class GaugeReport:
         Number of weights and biases of the layer, and number of gauge degrees of freedom among them.
     queries_to_keys, values_to_outputs
         Smallest and largest quotient of norms over key and value heads: 1 in the balanced gauge.
-    order
-        Heads in the order of `fix_gauge`, by descending norm.
     """
 
     n_numbers: int
     n_free: int
     queries_to_keys: tuple[float, float]
     values_to_outputs: tuple[float, float]
-    order: tuple[int, ...]
 
 
 @single_threaded_blas
@@ -108,7 +104,6 @@ def gauge_report(layer: Attention) -> GaugeReport:
         layer.kv_heads * (_free_scores(layer) + _free_values(layer)),
         _range(queries, keys),
         _range(values, outputs),
-        tuple(int(head) for head in head_order(layer)),
     )
 
 

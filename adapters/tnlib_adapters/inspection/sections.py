@@ -205,17 +205,16 @@ def gauge(inspection: Inspection, draw: Draw) -> list[str]:
             str(layer),
             *(f"{report.n_numbers:,}", f"{report.n_free:,}", f"{report.n_free / report.n_numbers:.1%}"),
             *(_span(report.queries_to_keys), _span(report.values_to_outputs)),
-            " ".join(map(str, report.order)),
         ]
         for layer, report in enumerate(inspection.gauges)
     ]
-    head = ["layer", "parameters", "free", "share", "queries : keys", "values : outputs", "heads by strength"]
+    head = ["layer", "parameters", "free", "share", "queries : keys", "values : outputs"]
     return [
         "<p>The model depends on products of weights only: W<sub>Q</sub> G with W<sub>K</sub> G<sup>-T</sup>, and "
         "W<sub>V</sub> H with H<sup>-1</sup> W<sub>O</sub>, compute the same, and some biases cancel in softmax or "
         "merge with the output bias. The column <em>free</em> counts these gauge degrees of freedom. The columns "
         "<em>queries : keys</em> and <em>values : outputs</em> are quotients of norms, which are 1 in the balanced "
-        "gauge of <code>fix_gauge</code>. It also sorts the heads in the order of the last column.</p>",
+        "gauge of <code>fix_gauge</code>.</p>",
         table(head, rows),
     ]
 

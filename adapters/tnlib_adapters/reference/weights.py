@@ -216,9 +216,9 @@ def _patches(tensors: _Tensors) -> PatchEmbedding:
     )
 
 
-def read_unembedding(checkpoint: Checkpoint) -> Unembedding | None:
-    """Load the unembedding in float64, None for a model without one."""
-    return _unembedding(_Tensors(checkpoint), None)
+def read_unembedding(checkpoint: Checkpoint, table: Array | None = None) -> Unembedding | None:
+    """Load the unembedding in float64, None for a model without one; a tied one is a view of the embeddings `table`."""
+    return _unembedding(_Tensors(checkpoint), table)
 
 
 def _unembedding(tensors: _Tensors, table: Array | None) -> Unembedding | None:

@@ -97,7 +97,6 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
             assert "|".join([*cells, f"{score.score:.3f}", f"{score.chance:.3f}"]) in parts["composition"]
     for report in builtin.gauges:
         assert f"{report.n_numbers:,}|{report.n_free:,}" in parts["gauge"]
-        assert " ".join(map(str, report.order)) in parts["gauge"]
     assert "Previous-token head 0.3" in parts["heads"]
     assert builtin.compositions["K"].largest(1)[0][0] == (0, 3)
     copying = builtin.readings.copying
@@ -336,7 +335,6 @@ def test_balanced_layers_have_quotients_of_one() -> None:
     bare = dataclasses.replace(fixed, b_Q=None, b_K=None, b_V=None)
     report = gauge_report(tnlib_adapters.fix_gauge(bare))
     np.testing.assert_allclose([*report.queries_to_keys, *report.values_to_outputs], 1, rtol=1e-5)
-    assert report.order == (0, 1, 2, 3)
 
 
 def test_large_models_show_as_many_layers_as_take_seconds() -> None:

@@ -235,7 +235,6 @@ class Compositions(Table):
 
 
 @accepts_models
-@single_threaded_blas
 def compositions(
     model: Checkpoint | Sequence[Attention],
     kind: Kind,
@@ -304,6 +303,7 @@ def compositions(
     return compositions_of_kinds(layers, [kind], distance, centred, weights, notes)[0]
 
 
+@single_threaded_blas
 def compositions_of_kinds(
     layers: Sequence[Attention],
     kinds: Sequence[Kind],

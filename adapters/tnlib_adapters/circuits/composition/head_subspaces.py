@@ -227,7 +227,6 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
 
 
 @accepts_models
-@single_threaded_blas
 def subspace_overlaps(
     model: Checkpoint | Sequence[Attention], one: Side, other: Side, *, centred: bool | None = None
 ) -> Overlaps:
@@ -272,6 +271,7 @@ def subspace_overlaps(
     return overlaps_with(layers, one, [other], centred, notes)[0]
 
 
+@single_threaded_blas
 def overlaps_with(
     layers: Sequence[Attention], one: Side, others: Sequence[Side], centred: bool, notes: tuple[str, ...] = ()
 ) -> list[Overlaps]:

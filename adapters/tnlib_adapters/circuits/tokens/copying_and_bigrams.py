@@ -165,7 +165,6 @@ class CopyingScores(HeadTable):
 
 
 @accepts_models
-@single_threaded_blas
 def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = None) -> CopyingScores:
     """Return the copying scores of all heads, `copying(model, layer, head, inputs=inputs).score` of each.
 
@@ -202,6 +201,7 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = No
     return scores_of_inputs(model, both)
 
 
+@single_threaded_blas
 def scores_of_inputs(model: Checkpoint, vocabularies: Sequence[Vocabulary]) -> CopyingScores:
     """Return the copying scores of all heads for vocabularies of one model with different inputs."""
     norm = stream_head("copying_scores", model, 0, 0).norm  # all norms have the same divisors

@@ -361,10 +361,9 @@ def _read(function: str, checkpoint: Checkpoint, parameter: str) -> Vocabulary:
     info = checkpoint.locate(wiring.embedding.table.weight)
     stored = np.dtype(np.float64 if info is not None and info.dtype == "F64" else np.float32)
     embedding = read_embedding(checkpoint)
+    head = read_unembedding(checkpoint, embedding.tokens)
     table = embedding.tokens if embedding.segment is None else embedding.tokens + embedding.segment
     table = table.astype(stored, copy=False)
-    embedding = replace(embedding, tokens=table)  # frees the float64 table
-    head = read_unembedding(checkpoint)
     shared = wiring.unembedding is not None and wiring.unembedding.shared
     tied = shared and embedding.segment is None and wiring.embedding.scale == 1 and wiring.embedding.widen is None
     divisors, mean_square, variance = _moments(table, embedding.norm)

@@ -206,10 +206,18 @@ def test_mean_inputs_of_a_text_take_the_place_of_the_mean_embedding(llama: Any) 
     assert "mean input of every layer" in repr(found)
     same = weight_scores(llama, inputs={"input_ids": tokens.tolist()})
     assert np.allclose(same.previous, found.previous, atol=1e-4)
-    with refused(TypeError, "weight_scores: inputs must be token numbers, got the text 'abc'"):
-        weight_scores(llama, inputs="abc")
     with refused(ValueError, "weight_scores: inputs must lie between 0 and 1023, got 5000"):
         weight_scores(llama, inputs=[5000])
+
+
+def test_inputs_may_be_a_text(llama: Checkpoint, model: Checkpoint) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = "for name in values:"
+    ids = transformers.PreTrainedTokenizerFast.from_pretrained(builtin_path("llama"))(text)["input_ids"]
+    found = weight_scores(llama, inputs=text, length=16).previous
+    assert np.array_equal(found, weight_scores(llama, inputs=ids, length=16).previous)
+    with refused(TypeError, "weight_scores: inputs must be token numbers, got the text 'for name"):
+        weight_scores(model, inputs=text)
 
 
 def test_deep_models_are_scored_on_mean_inputs(llama: Any, model: Checkpoint, opened: Callable[[str], Opened]) -> None:
