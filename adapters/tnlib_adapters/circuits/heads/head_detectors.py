@@ -310,10 +310,10 @@ def weight_scores(
     length
         Sequence length. None: the context of the model, at most 256.
     inputs
-        What heads read, for `previous`: the mean input of every layer on tokens (n,) or (batch, n), or a text, or of a
-        forward pass, `tnlib_adapters.reference.model.run(model, tokens)`; or "embeddings",
-        the mean embedding plus learned positions. None: embeddings for one or two layers, learned positions (which a
-        mean lacks) and models that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
+        What heads read, for `previous`: the mean input of every layer on tokens (n,) or (batch, n), on a text, or of a
+        forward pass, `tnlib_adapters.reference.model.run(model, tokens)`; or "embeddings", the mean embedding plus
+        learned positions. None: embeddings for one or two layers, learned positions (which a mean lacks) and models
+        that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
     vocabulary
         Result of `read_vocabulary(model)`.
 

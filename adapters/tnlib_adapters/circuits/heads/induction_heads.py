@@ -158,8 +158,8 @@ def find_induction(
         Tokens of the segment, which is followed by itself. None: 24, and for attention-only models segments of random
         length at random offsets.
     text
-        (m,), integers, or what a tokenizer returned: segments are drawn from these tokens. None: random tokens, which
-        are unlike the training text of most models, so that effects are smaller.
+        (m,), integers, or a text: segments are drawn from these tokens. None: random tokens, which are unlike the
+        training text of most models, so that effects are smaller.
     rng
         Seed or generator for the samples.
     dtype

@@ -113,6 +113,7 @@ def logit_lens(model: Checkpoint | Weights, tokens: ArrayLike, *, k: int = 3) ->
         best.append(np.take_along_axis(first, order, axis=1))
         sizes.append(np.take_along_axis(log_p, best[-1], axis=1))
         divergences.append((np.exp(final) * (final - log_p)).sum(axis=1, dtype=np.float64))
-    names = token_names(model.folder.path, "logit_lens") if isinstance(model, Checkpoint) else None
+    folder = model.folder.path if isinstance(model, Checkpoint) else getattr(model.embedding, "folder", None)
+    names = None if folder is None else token_names(folder, "logit_lens")
     labels = ("embedding", *(", ".join(block.names) for block in frozen.blocks))
     return LogitLens(labels, np.stack(best), np.stack(sizes), np.stack(divergences), names or {})

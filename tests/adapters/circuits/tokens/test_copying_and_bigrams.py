@@ -11,7 +11,7 @@ import pytest
 from attention_layers import branches, homogeneous
 from checkpoint_folders import change_config
 from oracles import assert_close, normal, refused
-from tnlib_adapters import Checkpoint, open_checkpoint
+from tnlib_adapters import Checkpoint, builtin_path, open_checkpoint
 from tnlib_adapters.circuits import (
     bigrams,
     copying,
