@@ -136,7 +136,7 @@ def mean_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, stream: A
 
     It is the mean of n(x) over a stream (..., d_model), or the mean embedding plus learned positions if that is None.
     """
-    found = []
+    arrays = []
     for name in "QK":
         weights = head.attention.with_bias(name)  # h d~ dh
         columns = weights.transpose(1, 0, 2).reshape(weights.shape[1], -1)
@@ -149,8 +149,8 @@ def mean_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, stream: A
                 x = x / head.norm.divisors(x)
             rows = np.append(x.mean(axis=0), 1.0)[None] @ columns
         by_head = np.broadcast_to(rows, (n, columns.shape[1])).reshape(n, len(weights), -1)
-        found.append(by_head.transpose(1, 0, 2))  # h n dh
-    return found
+        arrays.append(by_head.transpose(1, 0, 2))  # h n dh
+    return arrays
 
 
 def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:

@@ -50,7 +50,9 @@ def predictions(weights: Weights, tokens: Array, name: Callable[[int], str]) -> 
     if logits.shape[1] < _N_BEST:
         return None
     best, probabilities = likeliest(logits, _N_BEST)
-    found = logit_contributions(frozen, (int(best[-1, 0]), int(best[-1, 1])))
-    components = [(found.names[k], float(found.direct[k])) for k in descending(np.abs(found.direct))]
+    contributions = logit_contributions(frozen, (int(best[-1, 0]), int(best[-1, 1])))
+    components = [
+        (contributions.names[k], float(contributions.direct[k])) for k in descending(np.abs(contributions.direct))
+    ]
     names = [[name(int(token)) for token in row] for row in best]
-    return Predictions(names, probabilities, found.total, components)
+    return Predictions(names, probabilities, contributions.total, components)

@@ -345,21 +345,20 @@ def weight_scores(
         )
     words = as_vocabulary("weight_scores", model, vocabulary)
     streams, inputs_text = _mean_inputs(inputs, model, words)
-    n_layers, n_heads = shape = (model.n_layers, model.sizes.n_heads)
-    first = stream_head("weight_scores", model, 0, None)
+    first, shape = stream_head("weight_scores", model, 0, None), (model.n_layers, model.sizes.n_heads)
     n = as_length("weight_scores", length, words, first.attention)
     moments = words.second_moments(first.norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
     previous, duplicate, factors = np.zeros(shape), np.zeros(shape), []
-    for k in range(n_layers):
+    for k in range(model.n_layers):
         head = stream_head("weight_scores", model, k, None)
         stream = None if streams is None else streams[k]
         pattern = position_pattern(head.attention, *mean_queries_and_keys(head, words, n, stream))
         previous[k] = np.diagonal(pattern, -1, 1, 2).mean(axis=1)
         duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
         factors.append([a.astype(words.table.dtype) for a in of_layer])
-    margins = _of_pairs(_Factors(*map(np.concatenate, zip(*factors, strict=True))))
-    layer_of = np.repeat(np.arange(n_layers), n_heads)
+    margins = _of_pairs(_PairFactors(*map(np.concatenate, zip(*factors, strict=True))))
+    layer_of = np.repeat(np.arange(shape[0]), shape[1])
     matching = np.where(layer_of[:, None] < layer_of, margins, np.nan).reshape(shape + shape)
     products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
     visible = first.attention.mask(n)
@@ -404,7 +403,7 @@ def position_pattern(layer: Attention, queries: Array, keys: Array) -> Array:
     return layer.patterns_of(layer.scores_of(q, k, positions[:, None] - positions))
 
 
-class _Factors(NamedTuple):
+class _PairFactors(NamedTuple):
     """Factors of the margins of the heads of one layer as readers and as writers.
 
     For a writer g and a reader h with keys `reads` and `writes` of g times `key` of h, the margin is
@@ -420,7 +419,7 @@ class _Factors(NamedTuple):
     written: Array  # (heads, r, d), root of the second moments of the values, times `writes`
 
 
-def _factors(layer: Attention, moments: Array, moved: Array, n: int) -> tuple[Array, _Factors]:
+def _factors(layer: Attention, moments: Array, moved: Array, n: int) -> tuple[Array, _PairFactors]:
     """Return the margins for keys that read the stream of tokens, (heads,), and the factors of those of pairs.
 
     `moved` (d~, d~) are the centred second `moments` of the stream.
@@ -437,11 +436,11 @@ def _factors(layer: Attention, moments: Array, moved: Array, n: int) -> tuple[Ar
     matched = gram_root(of_queries) @ key[:, :-1].swapaxes(1, 2)  # h r [r] d
     written = gram_root(of_values) @ layer.W_O  # h r [r] d
     traces, squares = np.einsum("hdr,hdr->h", towards, key), np.einsum("hab,hab->h", of_queries, of_keys)
-    own = _quotient(traces, np.sqrt(np.maximum(squares, 0)))
-    return own, _Factors(key, towards, matched, value, layer.W_O, written)
+    margins = _quotient(traces, np.sqrt(np.maximum(squares, 0)))
+    return margins, _PairFactors(key, towards, matched, value, layer.W_O, written)
 
 
-def _of_pairs(factors: _Factors) -> Array:
+def _of_pairs(factors: _PairFactors) -> Array:
     """Return the margin for keys that read a head, (writers, readers)."""
     traces = pair_products(factors.reads, factors.writes, factors.towards, factors.key[:, :-1].swapaxes(1, 2))
     return _quotient(traces, pair_norms(factors.written, factors.matched))
