@@ -74,8 +74,6 @@ def check_page(page: str, *, scripts: int = 0) -> Page:
 
 
 _POINTS, _GREY = 0.1, 0.2  # what a coordinate and a pixel may differ by: rounding elsewhere
-# The tree in it is placed by a force-directed layout, an iteration that amplifies rounding.
-_POINTS_OF = {"gallery-networks.svg": 1.0}
 # What is not part of the picture: which version drew it, and names of clip paths, which are hashes of coordinates.
 _APART = re.compile(r"<metadata>.*?</metadata>|\bp[0-9a-f]{10}\b", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -98,7 +96,7 @@ def _drawings_differ(one: Path, other: Path) -> str:
         return f"{len(words[0])} lines instead of {len(words[1])}"
     mine, theirs = (np.array([float(number) for number in _NUMBER.findall(text)]) for text in texts)
     off = float(np.abs(mine - theirs).max(initial=0.0))
-    return f"{off:.2g} points apart" if off > _POINTS_OF.get(other.name, _POINTS) else ""
+    return f"{off:.2g} points apart" if off > _POINTS else ""
 
 
 def _images_differ(one: Path, other: Path) -> str:
