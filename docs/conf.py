@@ -2,8 +2,11 @@
 
 import contextlib
 import doctest
+import importlib
 import os
 import re
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +36,7 @@ html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["tnlib.css"]
 html_math_renderer = "mathml"
+html_search_scorer = str(Path(__file__).parent / "extensions" / "search_scorer.js")
 exclude_patterns = ["extensions", "pictures", "static", "templates"]
 templates_path = ["templates"]  # of the pages in docs/reference, one for every public name
 autodoc_typehints = "signature"
@@ -54,23 +58,35 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3  # the gallery is linked by its notions
 
 
-# What users search for, by the page that the search names first: titles and frequent words decide the other cases.
+# What users search for, by the page that the search names first; `search_scorer.js` compares words, not their order.
 SEARCHED = {
     "algorithms": ("quantics", "QTT"),
-    "architectures": ("supported models",),
-    "circuits-discovery": ("activation patching", "path patching"),
-    "circuits-heads": ("composition scores",),
-    "compress": ("compress a model", "compression"),
+    "architectures": ("supported models", "architecture"),
+    "benchmarks": ("benchmark", "faster", "speed"),
+    "choose": ("which", "missing entries"),
+    "circuits": ("induction heads",),
+    "circuits-discovery": ("activation patching", "path patching", "find circuit"),
+    "circuits-heads": ("composition scores", "heads copy"),
+    "compress": ("compress a model", "compression", "reduce size", "sentence embeddings"),
+    "compressed-folder": ("load compressed", "fine-tune compressed", "train compressed"),
     "compression-methods": ("low rank", "quantization"),
-    "compression-resources": ("GPU", "CUDA", "device", "resume"),
-    "conventions": ("random seed", "rtol", "max_rank"),
+    "compression-resources": ("GPU", "CUDA", "device", "resume", "how long", "time compression", "memory"),
+    "conventions": ("random seed", "rtol", "max_rank", "tolerance", "truncation error", "error bound"),
+    "faq": ("cite", "slow"),
     "frozen": ("rotary embeddings",),
+    "glossary": ("what is", "meaning"),
     "how-to/decompose-zarr-on-a-cluster": ("zarr", "cluster", "dask"),
-    "how-to/read-an-itensor-file": ("ITensor",),
+    "how-to/read-an-itensor-file": ("ITensor file",),
     "how-to/serve-with-llama-cpp": ("llama.cpp",),
     "index": ("install", "installation"),
-    "physics": ("entanglement entropy", "matrix product state", "MPS", "DMRG", "quimb", "TeNPy"),
-    "serving": ("vllm", "sglang", "onnxruntime", "GPTQ"),
+    "inspect": ("attention patterns",),
+    "physics": ("entanglement entropy", "matrix product state", "MPS", "DMRG", "quimb", "TeNPy", "ITensor"),
+    "reference/tnlib.cp": ("CP decomposition", "canonical polyadic"),
+    "reference/tnlib.tt_cross": ("TT-cross", "cross interpolation"),
+    "reference/tnlib.tt_svd": ("TT-SVD", "tensor train"),
+    "reference/tnlib.tucker": ("Tucker decomposition", "HOSVD"),
+    "scale": ("larger than memory",),
+    "serving": ("vllm", "sglang", "onnxruntime", "GPTQ", "GGUF"),
     "study": ("perplexity",),
     "troubleshooting": ("out of memory", "error message"),
 }
@@ -87,10 +103,21 @@ def run_gallery(app: Sphinx) -> None:
 
 
 def index_searches(app: Sphinx, page: str, source: list[str]) -> None:
-    """Enter the words of `SEARCHED` into the index of a page, below its title."""
+    """Enter the words of `SEARCHED` into the index of a page, above its title."""
     if words := SEARCHED.get(page):
-        title, _, text = source[0].partition("\n")
-        source[0] = f"{title}\n\n```{{index}} {', '.join(f'! {word}' for word in words)}\n```\n{text}"
+        entries = ", ".join(f"! {word}" for word in words)
+        is_markdown = source[0].startswith("#")
+        source[0] = (f"```{{index}} {entries}\n```\n\n" if is_markdown else f".. index:: {entries}\n\n") + source[0]
+
+
+def search_questions(app: Sphinx, exception: Exception | None) -> None:
+    """Search the site for questions of users; another page than the expected ones is a warning."""
+    script = Path(app.confdir) / "extensions" / "search_questions.js"
+    if exception is None and (node := shutil.which("node")):
+        arguments = (node, script, app.outdir, script.with_suffix(".tsv"))
+        result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        for line in (result.stdout + result.stderr).splitlines():
+            logging.getLogger(__name__).warning("search: %s", line)
 
 
 def language_of(code: str) -> str:
@@ -119,9 +146,36 @@ def break_titles(app: Sphinx, page: str, template: str, context: dict[str, Any],
         context["body"] = title.sub(lambda name: re.sub(r"(?<=[._])(?=\w)", "<wbr>", name[0]), context["body"], count=1)
 
 
+def returned_by() -> dict[str, list[str]]:
+    """Return the public functions and methods that return a class, by the name of the class."""
+    lists = "".join(page.read_text(encoding="utf-8") for page in Path(__file__).parent.glob("api*.md"))
+    sources: dict[str, list[str]] = {}
+    for name in re.findall(r"^   (tnlib\S*)$", lists, re.MULTILINE):
+        module, _, member = name.rpartition(".")
+        value = getattr(importlib.import_module(module), member)
+        methods = vars(value).items() if isinstance(value, type) else ()
+        functions = {name: value, **{f"{name}.{key}": method for key, method in methods if key[0] != "_"}}
+        for function, called in functions.items():
+            for word in re.findall(r"\w+", str(getattr(called, "__annotations__", {}).get("return", ""))):
+                sources.setdefault(word, []).append(function)
+    return sources
+
+
+def name_sources(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Name below a class without example the functions that return it, which have examples."""
+    if what == "class" and not any(">>>" in line for line in lines) and (names := SOURCES.get(value.__name__)):
+        links = ", ".join(f":any:`{source}`" for source in names[:4])
+        lines += ["", f"Returned by {links}."]
+
+
+SOURCES = returned_by()
+
+
 def setup(app: Sphinx) -> None:
-    """Run the gallery before the pages are read, index and prepare these, and break titles."""
+    """Run the gallery before the pages are read, index and prepare these, break titles, and search the site."""
     app.connect("builder-inited", run_gallery)
     app.connect("source-read", index_searches)
     app.connect("doctree-read", prepare_code)
     app.connect("html-page-context", break_titles)
+    app.connect("autodoc-process-docstring", name_sources)
+    app.connect("build-finished", search_questions)
