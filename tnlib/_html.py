@@ -87,5 +87,6 @@ def heat_image(values: Array, label: str, *, width: int) -> str:
     out = io.BytesIO()
     image.save(out, "PNG")
     data = base64.b64encode(out.getvalue()).decode("ascii")
-    style, text = f"width:{width}px;min-height:12px;image-rendering:pixelated;border:1px solid #ccc", html.escape(label)
+    style = f"width:{width}px;min-height:12px;max-height:480px;image-rendering:pixelated;border:1px solid #ccc"
+    text = html.escape(label)
     return f'<img style="{style}" alt="{text}" title="{text}" src="data:image/png;base64,{data}">'

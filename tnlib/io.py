@@ -84,6 +84,14 @@ def load(path: str | os.PathLike[str]) -> Format:
     FileFormatError, MissingFileError
         If the file is truncated or corrupted (also by a single bit), is not a file of tnlib, has a newer version, or is
         missing.
+
+    Examples
+    --------
+    >>> import os, tempfile, tnlib
+    >>> path = os.path.join(tempfile.mkdtemp(), "train.safetensors")
+    >>> tnlib.save(path, tnlib.ones((4, 5, 6)))
+    >>> load(path)
+    TensorTrain(shape 4 x 5 x 6, ranks (1, 1, 1, 1), 15 parameters, float64)
     """
     from safetensors import SafetensorError, safe_open
 

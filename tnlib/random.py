@@ -71,7 +71,9 @@ def tt_matrix(
     dtype: npt.DTypeLike = np.float64,
     rng: Rng = None,
 ) -> TTMatrix:
-    """Return a TT-matrix with row legs `row_shape` and column legs `col_shape`; the others as for `tensor_train`.
+    """Return a TT-matrix (row legs, column legs) with independent standard normal entries in its cores.
+
+    Entries of the matrix have variance 1, as those of `tensor_train`.
 
     Examples
     --------
@@ -86,7 +88,9 @@ def tt_matrix(
 def tucker(
     shape: Sequence[int], ranks: int | Sequence[int], *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
 ) -> Tucker:
-    """Return a Tucker tensor with multilinear `ranks`, one number for all legs or one for each.
+    """Return a Tucker tensor with independent standard normal entries in its core and factors.
+
+    `ranks` is one number for all legs or one for each.
 
     Examples
     --------
@@ -100,7 +104,7 @@ def tucker(
 
 
 def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> CP:
-    """Return a CP tensor of `rank` components, with weights 1.
+    """Return a CP tensor of `rank` components, with weights 1 and independent standard normal entries in its factors.
 
     Examples
     --------
@@ -113,7 +117,7 @@ def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rn
 
 
 def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> LowRank:
-    """Return a product of two matrices, (m, rank) and (rank, n), for `shape` (m, n).
+    """Return a product of two matrices (m, rank) and (rank, n) with independent standard normal entries.
 
     Examples
     --------
@@ -131,7 +135,7 @@ def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float
 def kronecker_terms(
     row_shape: Sequence[int], col_shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
 ) -> KroneckerTerms:
-    """Return a sum of `rank` Kronecker products of matrices (p, p') and (q, q').
+    """Return a sum of `rank` Kronecker products of matrices (p, p') and (q, q') of independent standard normal entries.
 
     `row_shape` is (p, q) and `col_shape` (p', q'), sizes of positions and features.
 

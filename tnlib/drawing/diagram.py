@@ -242,7 +242,14 @@ def text(words: str, at: Point) -> Diagram:
 
 
 def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
-    """Return the union of diagrams at the positions they have, under a new title."""
+    """Return the union of diagrams at the positions they have, under a new title.
+
+    Examples
+    --------
+    >>> a, b = (Diagram((Node("matrix", label, (x, 0.0)),), ()) for x, label in enumerate("AB"))
+    >>> [(node.label, node.position) for node in join((a, b)).nodes]
+    [('A', (0, 0.0)), ('B', (1, 0.0))]
+    """
     _check_all("join", "diagrams", diagrams, Diagram)
     nodes: list[Node] = []
     legs: list[Leg] = []

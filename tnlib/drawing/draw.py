@@ -259,4 +259,4 @@ def _step(tt: Format, n_isometries: int) -> Diagram:
         legs.append(Leg(min(k, n_isometries), None, f"k{k}", n, (k * _STEP, -_REACH), via))
     stored = sum(core.size for core in tt.arrays()[:n_isometries])
     remaining = tt.ranks[n_isometries] * math.prod(tt.shape[n_isometries:])
-    return Diagram((*nodes,), (*legs,), f"{stored + remaining:,} numbers")
+    return Diagram((*nodes,), (*legs,), f"{stored + remaining:,} parameters")

@@ -83,7 +83,14 @@ class View:
 
 
 def projections(attention: Attention) -> View:
-    """Return `Attention.stacked` as a view: projection x head x d_model x d_head, in the order Q, K, V, O."""
+    """Return `Attention.stacked` as a view: projection x head x d_model x d_head, in the order Q, K, V, O.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> projections(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0))
+    View(all projections of a layer: projection 4 x head 4 x d_model 64 x d_head 16, float32)
+    """
     return View(
         "all projections of a layer",
         as_layer("projections", attention).stacked(),
@@ -140,7 +147,14 @@ def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int |
 
 
 def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
-    """Return the dense operators of all heads, head x (d_model + 1) x (d_model + 1); for small models."""
+    """Return the dense operators of all heads, head x (d_model + 1) x (d_model + 1); for small models.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> operators(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0), "ov")
+    View(OV operators of a layer: head 4 x from 65 x to 65, float32)
+    """
     forms = _operators("operators", attention, circuit, distance)
     sides = ("query", "key") if circuit == "qk" else ("from", "to")
     return View(f"{circuit.upper()} operators of a layer", np.stack([form.full() for form in forms]), ("head", *sides))
@@ -148,7 +162,14 @@ def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: i
 
 @accepts_models
 def embedding(checkpoint: Checkpoint) -> View:
-    """Return the token embeddings: token x d_model."""
+    """Return the token embeddings: token x d_model.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> embedding(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    View(token embeddings: token 128 x d_model 64, float32)
+    """
     wiring = as_checkpoint("embedding", checkpoint).wiring
     if wiring.reads != "tokens":
         raise ArgumentError(
@@ -188,6 +209,12 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
 
     `tnlib.ttm_svd(view, rows, columns)` splits both legs. A fused matrix of gate and values is one matrix of twice the
     width.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> [view.shape for view in mlp(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), 0)]
+    [(128, 320), (128, 320), (320, 128)]
     """
     wiring = as_checkpoint("mlp", checkpoint).wiring
     feed_forward = wiring.layers[as_index("mlp", "layer", layer, checkpoint.n_layers)].feed_forward

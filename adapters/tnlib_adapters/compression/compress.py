@@ -113,8 +113,8 @@ def compress(
     >>> from tnlib_adapters import Budget, builtin_path, compress
     >>> out = os.path.join(tempfile.mkdtemp(), "smaller")
     >>> report = compress(builtin_path("llama"), out, Budget(keep=0.5))
-    >>> report.n_after <= 0.5 * report.n_before
-    True
+    >>> report.n_before, report.n_after
+    (786432, 393152)
     """
     started = time.perf_counter()
     request = Request.of(

@@ -120,6 +120,16 @@ def evaluate(
     ------
     ArgumentError, MissingFileError, FileFormatError
         If a file is missing or is not text, or the models do not match.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from tnlib_adapters import builtin_path
+    >>> text = os.path.join(tempfile.mkdtemp(), "text.txt")
+    >>> with open(text, "w") as file:
+    ...     _ = file.write("Return the sum of the entries.")
+    >>> evaluate(builtin_path("llama"), builtin_path("llama"), text).divergence  # of a model from itself
+    0.0
     """
     from tnlib_adapters.instrument.running_model import open_running
     from tnlib_adapters.instrument.stored_weights import placement_of

@@ -127,6 +127,11 @@ class Calibration:
     ------
     ArgumentError
         If `tokens` or `window` is below 2.
+
+    Examples
+    --------
+    >>> Calibration("text.txt", tokens=20_000).window
+    256
     """
 
     text: str | os.PathLike[str]
@@ -172,6 +177,11 @@ class Run:
     ------
     ArgumentError
         If a value is outside its range.
+
+    Examples
+    --------
+    >>> Run(memory=4 * 10**9, folder="statistics").memory
+    4000000000
     """
 
     device: str = "cpu"

@@ -45,6 +45,10 @@ def repeated_segments(
     ArgumentError, ArgumentTypeError
         If `n` is negative, `vocab` below 1 (below `context` where `distinct`) or `context` below 48.
 
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
+
     Examples
     --------
     >>> tokens, repeated = repeated_segments(1000, rng=np.random.default_rng(0))

@@ -296,6 +296,10 @@ def freeze(
         If the tokens are not one sequence that fits the model, or patterns do not fit it or are given for a model with
         norms or feed-forward layers.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

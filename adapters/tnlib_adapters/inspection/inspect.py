@@ -171,7 +171,7 @@ def _summary(checkpoint: Checkpoint) -> str:
         "width of the stream": f"{d:,}",
         "parameters": f"{sum(info.size for info in checkpoint.folder.tensors.values()):,}",
         "positions": _positions(checkpoint, layer),
-        "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} numbers for {d:,} x {d:,} = {d * d:,}",
+        "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} parameters for {d:,} x {d:,} = {d * d:,}",
     }
     lines = "".join(f"<tr><td>{label}</td><td>{html.escape(value)}</td></tr>" for label, value in facts.items())
     return f'<table class="facts"><tbody>{lines}</tbody></table>'

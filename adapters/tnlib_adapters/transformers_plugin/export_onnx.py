@@ -63,6 +63,13 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
         If the model is no encoder, or `out` cannot be made.
     FileFormatError
         If `folder` is not a checkpoint of a known architecture.
+
+    Examples
+    --------
+    ::
+
+        graph = export_onnx("MiniLM-compressed", "MiniLM-onnx")
+        onnxruntime.InferenceSession(graph).run(None, inputs)[0]  # (texts, tokens, 384)
     """
     import_optional(__name__, "onnxscript", "'tnlib[onnx]'")
     target, checkpoint = as_path("export_onnx", "out", out), open_checkpoint(folder)

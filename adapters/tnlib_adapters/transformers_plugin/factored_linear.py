@@ -58,6 +58,12 @@ class FactoredLinear(nn.Module, ABC):
     """y = x W + b with W held as factors; weights act on rows, W is (in_features, out_features).
 
     Build one with `from_value`. The factors are parameters, and so is `bias` unless it is None.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> FactoredLinear.from_value(tnlib.svd(np.ones((6, 4), np.float32)).value)
+    ContractedLinear(in_features=6, out_features=4, parameters=10)
     """
 
     bias: nn.Parameter | None
@@ -248,8 +254,8 @@ class FactoredLinear(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return sizes and number of parameters."""
-        numbers = sum(math.prod(shape) for shape in self._shapes.values())
-        return f"in_features={self.in_features}, out_features={self.out_features}, numbers={numbers}"
+        size = sum(math.prod(shape) for shape in self._shapes.values())
+        return f"in_features={self.in_features}, out_features={self.out_features}, parameters={size}"
 
 
 def _values_name(parameter: str) -> str:

@@ -28,6 +28,12 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
     ----------
     model
         Model loaded by `from_pretrained`; its modules are replaced.
+
+    Examples
+    --------
+    ::
+
+        model = use_linear_layers(AutoModelForCausalLM.from_pretrained(folder))
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, SideBySide)]
     inside = {id(part) for _, module in layers for part in module.layers}

@@ -56,6 +56,11 @@ def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
     --------
     An attention layer after its norm is linear in the stream if patterns and divisors are frozen:
     `checkpoint.attention(layer).frozen(patterns, divisors=norm_divisors(checkpoint, x))`, of a folded checkpoint.
+
+    >>> import numpy as np, tnlib_adapters
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))  # RMSNorm, eps 1e-6
+    >>> norm_divisors(llama, np.full((2, 128), 3.0)).round(4)
+    array([3., 3.])
     """
     wiring = as_checkpoint("norm_divisors", checkpoint).wiring
     norm, d = wiring.layers[0].attention.norm, wiring.sizes.d_model
@@ -204,6 +209,10 @@ def fold(checkpoint: Checkpoint) -> Transformed:
     ------
     ArgumentError
         If the attention is stored as factors.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------

@@ -178,8 +178,8 @@ def test_every_step_adds_an_isometry() -> None:
         assert [n.kind for n in step.nodes] == [*["isometry"] * n_isometries, "tensor"]
         assert step.bonds == tuple((f"bond{k}", tt.ranks[k]) for k in range(1, n_isometries + 1))
         assert step.open_legs == tuple((f"k{k}", n) for k, n in enumerate(x.shape))
-    assert steps["dense"].title == f"{x.size} numbers"
-    assert steps["step 3"].title == f"{tt.n_parameters} numbers"
+    assert steps["dense"].title == f"{x.size} parameters"
+    assert steps["step 3"].title == f"{tt.n_parameters} parameters"
     assert len(tnlib.draw(steps).diagram.nodes) == 1 + 2 + 3 + 4 + len(steps)
 
 

@@ -39,6 +39,11 @@ def expectation(
     ArgumentError
         If the operator does not fit these legs, or `tt` is zero.
 
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.2.
+
     Examples
     --------
     >>> import numpy as np, tnlib

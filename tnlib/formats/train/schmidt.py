@@ -41,6 +41,11 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
     bond
         1 ... d - 1; bond k lies between cores k - 1 and k and has size tt.ranks[k], also for negative k.
 
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.1.
+
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -64,6 +69,11 @@ def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.
         rank, inf that of 1 / max(p).
     base
         Of the logarithm: nats by default, 2 for bits.
+
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.1.
 
     Examples
     --------
@@ -175,6 +185,11 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     Fit
         The train with core `bond` as its centre, and the discarded weight as `error ** 2`.
 
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.5.
+
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -217,6 +232,11 @@ def correlation_length(core: npt.ArrayLike) -> float:
     ----------
     core
         (r, n, r), in any gauge and of any norm.
+
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.2.
 
     Examples
     --------

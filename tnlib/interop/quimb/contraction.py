@@ -242,6 +242,11 @@ def poke_hole(
         The open legs have the names of the tensor's indices. An index that is also in `legs` gets an identity matrix,
         and the leg of the removed tensor is called {name}* there.
 
+    References
+    ----------
+    J. C. Bridgeman, C. T. Chubb, "Hand-waving and interpretive dance: an introductory course on tensor networks",
+    J. Phys. A 50 (2017).
+
     Examples
     --------
     >>> import numpy as np, tnlib

@@ -131,8 +131,8 @@ def circuit_faithfulness(
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> text = repeated_segments(2, rng=np.random.default_rng(1))
     >>> found = circuit_faithfulness(model, *text, edge_effects(model, *text, n_measured=0))
-    >>> found.cmd < 0.3, bool(found.values[-1] == 1)
-    (True, True)
+    >>> round(found.cmd, 1), float(found.values[-1])
+    (0.1, 1.0)
     """
     function = "circuit_faithfulness"
     by_name = edge_scores(function, scores)

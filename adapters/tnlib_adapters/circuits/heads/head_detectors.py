@@ -117,6 +117,10 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     ArgumentError
         If shapes do not match.
 
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
+
     Examples
     --------
     >>> import numpy as np

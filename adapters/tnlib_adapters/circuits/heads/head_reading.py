@@ -223,6 +223,11 @@ def read_head(
     ArgumentError
         If there is no such head, or the distance is missing.
 
+    References
+    ----------
+    B. Millidge, S. Black, "The Singular Value Decompositions of Transformer Weight Matrices are Highly Interpretable"
+    (2022).
+
     Examples
     --------
     >>> import tnlib_adapters

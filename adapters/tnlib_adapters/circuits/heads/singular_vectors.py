@@ -119,6 +119,11 @@ def singular_vectors(operator: LowRank, *, rtol: float | None = None) -> Singula
     ArgumentError, ArgumentTypeError
         If `operator` is not a LowRank, or `rtol` is invalid.
 
+    References
+    ----------
+    B. Millidge, S. Black, "The Singular Value Decompositions of Transformer Weight Matrices are Highly Interpretable"
+    (2022).
+
     Examples
     --------
     >>> import tnlib_adapters

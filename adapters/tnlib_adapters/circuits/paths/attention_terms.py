@@ -246,6 +246,10 @@ def pair_effects(
     tuple
         Names of the parts, and (directions, parts, heads), without the first axis for a single direction.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import tnlib_adapters

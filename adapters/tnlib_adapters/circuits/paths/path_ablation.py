@@ -66,6 +66,10 @@ def path_losses(
     max_order
         Longer paths are removed together. None: the number of layers.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

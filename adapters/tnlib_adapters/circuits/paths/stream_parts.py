@@ -123,6 +123,10 @@ def split_stream(model: Checkpoint | Weights, tokens: ArrayLike, layer: int | No
     ArgumentError
         If there is no such layer, or `tokens` holds more than one sequence.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import tnlib_adapters
