@@ -266,6 +266,12 @@ def test_every_random_format_is_on_the_page_of_functions() -> None:
     assert {f"tnlib.random.{name}" for name in names} <= public_names().keys()
 
 
+def test_every_public_function_has_an_example() -> None:
+    functions = {name: value for name, value in public_names().items() if inspect.isfunction(value)}
+    assert len(functions) > 150
+    assert [name for name, value in functions.items() if "\nExamples\n---" not in (inspect.getdoc(value) or "")] == []
+
+
 def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
     text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
     files = {path.name for path in (ROOT / "tnlib").rglob("*.py*")}
@@ -286,6 +292,7 @@ def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:
 # numbers of the prose that are no measurements: versions, and heads by their names
 DEFINED = {
     "README.md": ("3.11",),
+    "docs/circuits.md": ("4.3",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
     "docs/gallery-induction.md": ("1.1", "1.2", "1.3"),
     "docs/stability.md": ("1.0", "0.2", "0.4", "3.11", "3.14"),
