@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tnlib_adapters.compression.engine_layouts import ENGINES
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.methods.method_table import WITH_TEXT
 from tnlib_adapters.compression.request import PAGE
@@ -193,7 +194,10 @@ def part_sizes(report: Report) -> str:
     """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
     bits = 8 * after / report.n_before
-    return f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits:.2f} bits per parameter"
+    sizes = f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits:.2f} bits per parameter"
+    if report.average_bits is None or report.layout not in ENGINES or bits < report.average_bits + 0.005:
+        return sizes
+    return f"{sizes}: {report.average_bits:.2f}, and indices and zero points of the layout"
 
 
 def verdict(report: Report) -> str | None:

@@ -24,6 +24,7 @@ from tnlib_adapters.compression.evaluate import round_weights  # noqa: E402
 from tnlib_adapters.compression.report import (  # noqa: E402
     RoundedReport,
     headline,
+    part_sizes,
     show_report,
     summarise,
     verdict,
@@ -154,6 +155,11 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     assert verdict(report) is None  # nothing was measured on text
     before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
     assert headline(report) == f"all weights: {before} -> {after}; relative error {report.measured:.2g} of the weights"
+
+    half = {"layout": "gptq", "bytes_after": {"attention": report.n_before // 2, "other": 0}}  # 4 bits per parameter
+    exact, rest = (part_sizes(dataclasses.replace(report, **half, average_bits=bits)) for bits in (4.0, 3.5))
+    assert exact.endswith("4.00 bits per parameter")
+    assert rest == f"{exact}: 3.50, and indices and zero points of the layout"
 
     def of(n_bytes: int, measured: float, *, is_rounded: bool = False) -> str:
         rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []
