@@ -129,7 +129,7 @@ def quality_table(source: Path, folders: dict[str, Path], scratch: Path) -> list
     """Return the rows of sizes and of the cosine similarity of the embeddings."""
     head = [
         "options",
-        "stored numbers",
+        "stored parameters",
         "multiplications per token",
         *(f"{k}: cosine, {v}" for k in TEST_KINDS for v in ("mean", "worst")),
     ]

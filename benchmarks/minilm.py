@@ -59,7 +59,7 @@ def main(keeps: tuple[float, ...], methods: tuple[str, ...], count: int) -> None
         return model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
 
     original = embed(source)
-    print("| method | keep | kept | numbers | QK error | OV error | cosine mean | worst | MB on disk | s | peak MB |")
+    print("| method | keep | kept | parameters | QK error | OV error | cosine mean | worst | MB | s | peak MB |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for method in methods:
         for keep in keeps:

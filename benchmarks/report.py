@@ -13,7 +13,9 @@ from benchmarks.machine import FORMULAS
 from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, OURS, Comparison, Results
 
-CASE_COLUMNS = ("entry", "seconds", "best", "to tnlib", "true error", "ranks", "numbers", "spectrum", "call", "remark")
+CASE_COLUMNS = (
+    "entry", "seconds", "best", "times tnlib", "true error", "ranks", "parameters", "spectrum", "call", "remark",
+)  # fmt: skip
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -123,8 +125,8 @@ tolerances, on one machine. "Gram mode" stands for singular values from the eige
 SPEED = """\
 The first line of every case states the input and, after the semicolon, the requested tolerance or rank. An entry is a
 function of a library. All entries of a case run in turn, for several rounds: seconds are medians over the rounds,
-"best" is the shortest time, and "to tnlib" is a ratio of medians of the same run. The data are converted to the class
-of each library beforehand. The true error is computed from the dense array of the result, not taken from the library.
+"best" is the shortest time, and "times tnlib" is a ratio of medians of the same run. Data are converted to the class of
+each library beforehand. The true error is computed from the dense array of the result, not taken from the library.
 An entry whose error exceeds the tolerance of the case *misses* and is not counted as a peer. "SVD" marks singular
 values from LAPACK's SVD of the data, which are accurate for small values as well; all others come from Gram matrices
 or random sketches."""
