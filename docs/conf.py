@@ -164,7 +164,7 @@ def returned_by() -> dict[str, list[str]]:
 def name_sources(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Name below a class without example the functions that return it, which have examples."""
     if what == "class" and not any(">>>" in line for line in lines) and (names := SOURCES.get(value.__name__)):
-        links = ", ".join(f":any:`{source}`" for source in names[:4])
+        links = ", ".join(f":py:obj:`{source}`" for source in names[:4])
         lines += ["", f"Returned by {links}."]
 
 

@@ -70,15 +70,15 @@ def _svg(width: int, height: int, label: str, drawn: str) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{title}{drawn}</svg>'
 
 
-def heat_image(values: Array, label: str, *, width: int) -> str:
-    """Return a matrix as an image of `width` CSS pixels: blue is the largest modulus, orange its negative, white 0.
+def heat_image(values: Array, label: str, *, width: int, top: float | None = None) -> str:
+    """Return a matrix as an image of `width` CSS pixels: blue is `top`, orange its negative, white 0.
 
-    Entries that are not finite are white too.
+    `top` is the largest modulus by default. Entries that are not finite are white.
     """
     from PIL import Image
 
     known = np.where(np.isfinite(values), values, 0.0)
-    top = float(np.abs(known).max(initial=0.0)) or 1.0
+    top = top or float(np.abs(known).max(initial=0.0)) or 1.0
     levels = np.rint(127 + 127 * (known / top)).astype(np.uint8)  # 127 is 0
     steps = np.arange(256)[:, None] / 127 - 1
     colours = 255 + np.abs(steps).clip(max=1) * (np.where(steps < 0, _ORANGE, _BLUE) - np.array(255))

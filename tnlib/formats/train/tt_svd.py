@@ -44,7 +44,7 @@ def tt_svd(
     max_rank: int | Sequence[int] | None = None,
     storage: Storage | None = None,
 ) -> Fit[TensorTrain]:
-    """Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
+    r"""Decompose `x` into a train so that norm(x - fit.value.full()) <= rtol * norm(x).
 
     Parameters
     ----------
@@ -68,10 +68,11 @@ def tt_svd(
 
     Notes
     -----
-    For an array that is read once, `certified` is False. The error is norm(T (x - y)) / (sqrt(32) norm(x))
-    with y the result and T a Gaussian matrix of 32 rows on about half of the legs, independent of the sketches from
-    which y is computed. The expectation of its square is the squared error. The true error exceeds c times the estimate
-    with a probability of at most (exp(1 - 1/c^2) / c^2)^16: below 1 % for c = 1.6, for any x that does not depend on T.
+    For an array that is read once, `certified` is False. The error is
+    :math:`\lVert T (x - y) \rVert / (\sqrt{32} \lVert x \rVert)` with y the result and T a Gaussian matrix of 32 rows
+    on about half of the legs, independent of the sketches from which y is computed. The expectation of its square is
+    the squared error. The true error exceeds c times the estimate with a probability of at most
+    :math:`(e^{1 - 1/c^2} / c^2)^{16}`: below 1 % for c = 1.6, for any x that does not depend on T.
 
     References
     ----------

@@ -92,9 +92,9 @@ class PatternScores(HeadTable):
         return ["chance: " + ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.chance.items())]
 
     def _picture(self) -> str:
-        return "".join(
-            f"<div>{kind}<br>{heat_image(getattr(self, kind), kind, width=160)}</div>" for kind in get_args(HeadKind)
-        )
+        shares = {kind: getattr(self, kind) for kind in get_args(HeadKind)}
+        label = "shares of attention, white 0, blue 1; layers as rows, heads as columns"
+        return "".join(f"<div>{kind}<br>{heat_image(a, label, width=160, top=1.0)}</div>" for kind, a in shares.items())
 
 
 def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
