@@ -119,8 +119,8 @@ CAPTIONS = {  # alternative text and caption
 ABOUT = """\
 This page compares speed, memory and accuracy of tnlib with those of other libraries (peers), on the same arrays and
 tolerances, on one machine. "Gram mode" stands for singular values from the eigenvalues of a Gram matrix. The
-[bound](#bounds) of a case estimates its shortest possible time. Small arrays and short operations are on the page of
-[everyday operations](benchmarks-everyday.md)."""
+[bound](#bounds) of a case estimates its shortest possible time from the rates of large products; a ratio to it may be
+below 1. Small arrays and short operations are on the page of [everyday operations](benchmarks-everyday.md)."""
 
 SPEED = """\
 The first line of every case states the input and, after the semicolon, the requested tolerance or rank. An entry is a
@@ -186,14 +186,17 @@ def _case(results: Results, name: str) -> Iterator[str]:
                 _seconds(min(one["seconds"])),
                 "" if entry == OURS else _ratio(results.ratio(name, entry)),
                 f"{one['error']:.4g}" + ("" if one["solved"] else ", *misses*"),
-                _ranks(one["ranks"]),
-                f"{one['stored']:,}",
-                "SVD" if one["exact"] else "",
+                *("" if one["stored"] == 1 else column for column in _columns(one)),
                 *_call(how.get(entry, "")),
             )
             for entry, one in entries
         ),
     )
+
+
+def _columns(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return ranks, parameters and the spectrum of a result; a number has none of them."""
+    return _ranks(one["ranks"]), f"{one['stored']:,}", "SVD" if one["exact"] else ""
 
 
 def _call(how: str) -> tuple[str, str]:
