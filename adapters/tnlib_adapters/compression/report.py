@@ -109,8 +109,8 @@ class Report:
     bytes_after: dict[str, int]
     seconds: float
     peak_memory: int  # bytes, of the whole process
-    layers: list[LayerReport]
-    heads: list[HeadReport]
+    layers: list[LayerReport] = field(repr=False)
+    heads: list[HeadReport] = field(repr=False)
     left_out: list[str] = field(default_factory=list)  # files of IN that were not copied to OUT
     quality: dict[str, float] = field(default_factory=dict)  # quality measures of the whole model
     max_error: float | None = None  # requested error
@@ -122,16 +122,16 @@ class Report:
     plain_bytes: int = 0  # of the same part with its weights rounded to int8
     plain_measured: float | None = None  # error of plain int8, where `measured` is on a text
     average_bits: float | None = None  # stored in the factored layout, per number of the source
-    rounded: list[RoundedReport] = field(default_factory=list)  # all weights, if the size is one in bits
+    rounded: list[RoundedReport] = field(default_factory=list, repr=False)  # all weights, if the size is one in bits
     measure: str = RELATIVE  # error measure; see `Forecast`
     predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
-    curve: dict[str, list[float]] = field(default_factory=dict)  # every size of this method: "kept", or "bits" per
+    curve: dict[str, list[float]] = field(default_factory=dict, repr=False)  # every size of this method: "kept", or "bits" per
     # number, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "window", the tokens of a sequence, number of
     # "sequences", of "truncated" ones (not for windows), of those "held_out", and of "batches"; empty without a text
     load: str = ""  # Python code that loads OUT, with its path as `folder`
-    matrices: list[MatrixReport] = field(default_factory=list)  # outside the attention
+    matrices: list[MatrixReport] = field(default_factory=list, repr=False)  # outside the attention
     left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
 
     @property
@@ -176,8 +176,7 @@ def size_text(report: Report) -> str:
     """Return the stored bits per parameter of rounded weights, otherwise the fraction of the parameters, in words."""
     if report.is_rounded:
         return f"{report.subject} rounded to {report.average_bits:.2f} bits per parameter"
-    genitive = "'" if report.subject.endswith("s") else "'s"
-    return f"{report.kept:.4f} of the {report.subject}{genitive} parameters kept"
+    return f"{report.kept:.4f} of the parameters of {report.subject} kept"
 
 
 def headline(report: Report) -> str:
