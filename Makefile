@@ -126,8 +126,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/core/test_architecture.py tests/core/test_public_names.py
 
+# All pages anew: the search index of sphinx loses the entries of pages that are not read again.
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx -W --keep-going -q docs out/docs
+	$(BIN)/python -m sphinx -E -W --keep-going -q docs out/docs
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks --scale $(SCALE)

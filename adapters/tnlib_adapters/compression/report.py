@@ -126,8 +126,8 @@ class Report:
     measure: str = RELATIVE  # error measure; see `Forecast`
     predicted: float | None = None  # error predicted by the method, without fine-tuning; None: no prediction
     measured: float | None = None  # error of the written checkpoint: of the weights, or on held-out text
-    curve: dict[str, list[float]] = field(default_factory=dict, repr=False)  # every size of this method: "kept", or "bits" per
-    # number, and "predicted"
+    curve: dict[str, list[float]] = field(default_factory=dict, repr=False)  # every size of this method: "kept", or
+    # "bits" per parameter, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "window", the tokens of a sequence, number of
     # "sequences", of "truncated" ones (not for windows), of those "held_out", and of "batches"; empty without a text
     load: str = ""  # Python code that loads OUT, with its path as `folder`
