@@ -38,6 +38,11 @@ class Node:
         (x, y), y upwards; the distance between neighbours is about 1.
     direction
         Direction of the tip of an isometry: towards its smaller leg. None for other kinds.
+
+    Examples
+    --------
+    >>> Node("matrix", "A", (0.0, 1.0)).position
+    (0.0, 1.0)
     """
 
     kind: str
@@ -78,6 +83,11 @@ class Leg:
         The node, a or b, to which the gauge arrow on a bond points; None for no arrow.
     axes
         Axes of the arrays of a and b; None where these are in the order of the legs.
+
+    Examples
+    --------
+    >>> Leg(0, 1, "i", 4096).size_text
+    '4,096'
     """
 
     a: int

@@ -68,7 +68,14 @@ def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
 
 
 class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
-    """A layer whose weight is a tensor network; `first` restricts axis "n0" to some entries, as of a stack."""
+    """A layer whose weight is a tensor network; `first` restricts axis "n0" to some entries, as of a stack.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> FactoredLinear.from_value(tnlib.ttm_svd(np.ones((6, 4), np.float32), (2, 3), (2, 2)).value)
+    ContractedLinear(in_features=6, out_features=4, parameters=10)
+    """
 
     def __init__(self, factors: Factors, network: Contraction, first: slice | None = None) -> None:
         sizes = dict[str, int]()
