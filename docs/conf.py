@@ -135,7 +135,7 @@ def prepare_code(app: Sphinx, doctree: nodes.document) -> None:
     for block in doctree.findall(nodes.literal_block):
         block[0] = nodes.Text(block.astext().rstrip())
         block.rawsource = block.astext()  # a block whose text differs from its source is not highlighted
-        if "language" not in block:
+        if block.get("language", "none") == "none":  # of indented blocks
             block["language"] = language_of(block.astext())
     for name in doctree.findall(nodes.literal):
         if len(name.astext()) <= 24:
