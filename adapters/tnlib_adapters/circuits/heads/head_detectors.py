@@ -98,7 +98,7 @@ class PatternScores(HeadTable):
 
 
 def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
-    """Return previous-token, duplicate-token and induction scores of every head.
+    """Return previous-token, duplicate-token and induction scores of every head (C. Olsson et al., 2022).
 
     Parameters
     ----------
@@ -116,10 +116,6 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     ------
     ArgumentError
         If shapes do not match.
-
-    References
-    ----------
-    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
 
     Examples
     --------
