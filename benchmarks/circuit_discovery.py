@@ -176,10 +176,13 @@ def head_rows() -> Iterator[str]:
     texts = ((HERE / f"prose_{name}.txt").read_text(encoding="utf-8") for name in ("calibration", "held_out"))
     first, second = (np.array(tokenizer(text)["input_ids"][:256]) for text in texts)
     patterns = circuits.pattern_scores(run(model, second[None]).patterns, second[None]).previous
-    yield "previous-token scores: inputs | correlation with patterns"
-    for inputs in ("embeddings", None, first):
-        scores = circuits.weight_scores(model, inputs=inputs)
-        yield f"{scores.inputs} | {np.corrcoef(scores.previous.ravel(), patterns.ravel())[0, 1]:.2f}"
+    repeated = circuits.repeat_scores(model).induction
+    yield "scores from weights: inputs | of tokens | correlation with patterns: previous | induction"
+    for inputs, vocabulary in (("embeddings", None), (None, None), (first, None), (None, "first layer")):
+        scores = circuits.weight_scores(model, inputs=inputs, vocabulary=vocabulary)
+        measured = ((scores.previous, patterns), (scores.induction, repeated))
+        found = " | ".join(f"{np.corrcoef(a.ravel(), b.ravel())[0, 1]:.2f}" for a, b in measured)
+        yield f"{scores.inputs} | {scores.tokens} | {found}"
     clean, corrupted, other = (
         np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
         for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")

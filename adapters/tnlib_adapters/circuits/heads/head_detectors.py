@@ -45,7 +45,7 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.composition.pair_norms import gram_root, pair_norms, pair_products
 from tnlib_adapters.circuits.effective_head import as_length, key_turns, mean_queries_and_keys, stream_head
-from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, as_vocabulary
+from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
 from tnlib_adapters.reference.model import Forward, run
@@ -257,7 +257,9 @@ class WeightScores(HeadTable):
     chance
         `previous` of a head with uniform attention. The chance level of the other scores is 0.
     inputs
-        What `previous` was measured on, in words.
+        What heads read for `previous`, in words.
+    tokens
+        What they read of a token for the other scores.
     """
 
     previous: Array
@@ -266,6 +268,7 @@ class WeightScores(HeadTable):
     induction: Array
     chance: float
     inputs: str = "the mean embedding"
+    tokens: str = "embeddings"
 
     def writer(self, layer: int, head: int) -> tuple[int, int] | None:
         """Return the earlier head with the largest part in the induction score of this one; None in the first layer."""
@@ -284,7 +287,7 @@ class WeightScores(HeadTable):
     def _notes(self) -> list[str]:
         return [
             f"chance: previous {self.chance:.3f}, others 0",
-            f"previous: heads read {self.inputs}; duplicate and induction: they read embeddings",
+            f"previous: heads read {self.inputs}; duplicate and induction: they read {self.tokens}",
         ]
 
 
@@ -295,7 +298,7 @@ def weight_scores(
     *,
     length: int | None = None,
     inputs: Forward | ArrayLike | Literal["embeddings"] | None = None,
-    vocabulary: Vocabulary | None = None,
+    vocabulary: Inputs | Vocabulary | None = None,
 ) -> WeightScores:
     """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
 
@@ -315,7 +318,8 @@ def weight_scores(
         learned positions. None: embeddings for one or two layers, learned positions (which a mean lacks) and models
         that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
     vocabulary
-        Result of `read_vocabulary(model)`.
+        What heads read of a token, for the other scores: "embeddings", or "first layer" for the streams after it, or
+        the result of `read_vocabulary`.
 
     Returns
     -------
@@ -369,6 +373,7 @@ def weight_scores(
         induction=np.maximum(products, 0).max(axis=(0, 1)),
         chance=float((1 / visible.sum(axis=1)[1:]).mean()),
         inputs=inputs_text,
+        tokens=words.inputs_text,
     )
 
 
