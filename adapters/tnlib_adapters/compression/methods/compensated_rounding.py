@@ -189,12 +189,12 @@ class _StepSizes:
 
 def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side) -> tuple[Array, float]:
     """Return the codes (m, n), rounded from the last tile to the first, and their loss."""
-    errors, rests = np.zeros_like(weight), np.zeros_like(weight)  # E, F
+    errors, loss = np.zeros_like(weight), 0.0  # E
     codes = np.zeros(weight.shape, np.int16)
     for i in rows.tiles():
         later = slice(i.stop, None)
         base = weight[i] if rows.lower is None else weight[i] + rows.lower[later, i].T @ errors[later]  # i n [later]
-        mixed = np.zeros_like(base)  # rows i of L^T E
+        mixed, rests = np.zeros_like(base), np.zeros_like(base)  # rows i of L^T E, and of F
         for j in columns.tiles():
             after = slice(j.stop, None)
             shift = np.zeros_like(base[:, j]) if columns.lower is None else mixed[:, after] @ columns.lower[after, j]
@@ -208,9 +208,10 @@ def _nearest_plane(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side)
                     _NONE if columns.lower is None else np.ascontiguousarray(columns.lower[j, j]),
                 ),
                 grid.form.code_range,
-                (codes[i, j], errors[i, j], mixed[:, j], rests[i, j]),
+                (codes[i, j], errors[i, j], mixed[:, j], rests[:, j]),
             )
-    return codes, float(rows.variances @ np.square(rests, out=rests) @ columns.variances)
+        loss += float(rows.variances[i] @ np.square(rests, out=rests) @ columns.variances)
+    return codes, loss
 
 
 def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes: Array) -> None:
