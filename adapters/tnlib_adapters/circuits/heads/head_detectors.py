@@ -256,10 +256,8 @@ class WeightScores(HeadTable):
         (layers, heads): the largest product of `previous` of a writer and its `matching`; 0 in the first layer.
     chance
         `previous` of a head with uniform attention. The chance level of the other scores is 0.
-    inputs
-        What heads read for `previous`, in words.
-    tokens
-        What they read of a token for the other scores.
+    inputs, tokens
+        What heads read for `previous`, and what of a token for the other scores, in words.
     """
 
     previous: Array
@@ -302,9 +300,8 @@ def weight_scores(
 ) -> WeightScores:
     """Return previous-token, duplicate-token and induction scores of every head, from weights alone.
 
-    The stream is assumed to hold tokens, positions and the output of one earlier head. Outputs of other layers are
-    ignored, and so is the norm of the stream between two heads. In deep models these outputs decide where a head
-    attends: there `previous` is that of the mean input of every layer.
+    The stream is assumed to hold tokens, positions and the output of one earlier head, without the norm between two
+    heads. In deep models other layers decide where a head attends: there `previous` is that of their mean input.
 
     Parameters
     ----------
@@ -318,8 +315,7 @@ def weight_scores(
         learned positions. None: embeddings for one or two layers, learned positions (which a mean lacks) and models
         that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
     vocabulary
-        What heads read of a token, for the other scores: "embeddings", or "first layer" for the streams after it, or
-        the result of `read_vocabulary`.
+        What heads read for the other scores: "first layer" for streams after it, or the result of `read_vocabulary`.
 
     Returns
     -------
@@ -354,9 +350,8 @@ def weight_scores(
     moments = words.second_moments(first.norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
     previous, duplicate, factors = np.zeros(shape), np.zeros(shape), []
-    for k in range(model.n_layers):
+    for k, stream in enumerate(streams or (None,) * model.n_layers):
         head = stream_head("weight_scores", model, k, None)
-        stream = None if streams is None else streams[k]
         pattern = position_pattern(head.attention, *mean_queries_and_keys(head, words, n, stream))
         previous[k] = np.diagonal(pattern, -1, 1, 2).mean(axis=1)
         duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
