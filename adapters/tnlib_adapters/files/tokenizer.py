@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib_adapters.files.atomic_folder import check_text_path
-from tnlib_adapters.files.folder import TOKENIZERS
 from tnlib_adapters.files.json_file import JsonFile
 
 TOKENIZER = "tokenizer.json"
@@ -116,6 +115,8 @@ _BYTES = _byte_letters()
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a tokenizer; from any other transformers would make one without words."""
+    from tnlib_adapters.files.folder import TOKENIZERS  # loads numpy
+
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 

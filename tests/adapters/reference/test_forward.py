@@ -251,7 +251,7 @@ def test_missing_and_spoiled_tensors_are_refused_by_name(saved: Any, tmp_path: P
         read_weights(open_checkpoint(folder))
 
 
-def test_what_a_tokenizer_returns_is_read_and_text_is_not(llama: Any) -> None:
+def test_what_a_tokenizer_returns_is_read_and_so_is_text(llama: Any) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(llama.folder.path)
     both = tokenizer(["The list is sorted.", "The file is"], padding=False)
@@ -259,8 +259,10 @@ def test_what_a_tokenizer_returns_is_read_and_text_is_not(llama: Any) -> None:
     want = run(llama, one["input_ids"]).hidden
     assert np.array_equal(run(llama, one).hidden, want)
     assert np.array_equal(run(llama, tokenizer("The list is sorted.", return_tensors="np")).hidden, want)
+    assert np.array_equal(run(llama, "The list is sorted.").hidden, want)
+    without = open_checkpoint(builtin_path())  # has no tokenizer
     with refused(TypeError, "run: tokens must be token numbers", "'some text'", 'tokenizer(text)["input_ids"]'):
-        run(llama, "some text")  # type: ignore[arg-type]
+        run(without, "some text")
     rows = [ids + [0] * (8 - len(ids)) for ids in both["input_ids"]]
     masked = {"input_ids": rows, "attention_mask": [[int(k < len(ids)) for k in range(8)] for ids in both["input_ids"]]}
     with refused(ValueError, "without padding"):

@@ -313,7 +313,7 @@ def test_copies_are_independent(case: Case) -> None:
 
 
 def test_representation() -> None:
-    assert repr(CASES["low rank"].layer()) == "ContractedLinear(in_features=12, out_features=10, numbers=66)"
+    assert repr(CASES["low rank"].layer()) == "ContractedLinear(in_features=12, out_features=10, parameters=66)"
 
 
 @pytest.mark.slow

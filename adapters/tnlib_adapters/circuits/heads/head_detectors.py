@@ -350,8 +350,9 @@ def weight_scores(
     moments = words.second_moments(first.norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
     previous, duplicate, factors = np.zeros(shape), np.zeros(shape), []
-    for k, stream in enumerate(streams or (None,) * model.n_layers):
+    for k in range(model.n_layers):
         head = stream_head("weight_scores", model, k, None)
+        stream = None if streams is None else streams[k]
         pattern = position_pattern(head.attention, *mean_queries_and_keys(head, words, n, stream))
         previous[k] = np.diagonal(pattern, -1, 1, 2).mean(axis=1)
         duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
@@ -360,13 +361,12 @@ def weight_scores(
     layer_of = np.repeat(np.arange(shape[0]), shape[1])
     matching = np.where(layer_of[:, None] < layer_of, margins, np.nan).reshape(shape + shape)
     products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
-    visible = first.attention.mask(n)
     return WeightScores(
         previous=previous,
         duplicate=duplicate,
         matching=matching,
         induction=np.maximum(products, 0).max(axis=(0, 1)),
-        chance=float((1 / visible.sum(axis=1)[1:]).mean()),
+        chance=float((1 / first.attention.mask(n).sum(axis=1)[1:]).mean()),
         inputs=inputs_text,
         tokens=words.inputs_text,
     )
