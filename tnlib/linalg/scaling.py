@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -71,16 +71,6 @@ def rescale_drift(array: Array, exponent: int) -> Scaled:
         return Scaled(array, exponent)
     e = math.frexp(largest(array))[1]
     return Scaled(array, exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), exponent + e)
-
-
-def product_in_range(matrices: Sequence[Array]) -> Array | None:
-    """Return the product of numpy matrices, None where one on the way needs `rescale_drift`."""
-    product, limit = matrices[0], _safe(matrices[0].dtype)
-    for matrix in matrices[1:]:
-        product = product.dot(matrix)  # l [r] r', without the dispatch of numpy.dot
-        if not 1.0 / limit < np.vdot(product, product).real < limit:
-            return None
-    return product
 
 
 def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:

@@ -136,21 +136,18 @@ def mean_queries_and_keys(head: StreamHead, words: Vocabulary, n: int, stream: A
 
     It is the mean of n(x) over a stream (..., d_model), or the mean embedding plus learned positions if that is None.
     """
-    arrays = []
-    for name in "QK":
-        weights = head.attention.with_bias(name)  # h d~ dh
-        columns = weights.transpose(1, 0, 2).reshape(weights.shape[1], -1)
-        if stream is None:
-            rows = sum(a for a in words.read_by_source(columns, head.norm, n, average=True) if a is not None)
-        else:
-            x = stream.reshape(-1, stream.shape[-1]).astype(np.float64)
-            if head.norm is not None:
-                x = head.norm.centre(x)
-                x = x / head.norm.divisors(x)
-            rows = np.append(x.mean(axis=0), 1.0)[None] @ columns
-        by_head = np.broadcast_to(rows, (n, columns.shape[1])).reshape(n, len(weights), -1)
-        arrays.append(by_head.transpose(1, 0, 2))  # h n dh
-    return arrays
+    weights = np.concatenate([head.attention.with_bias(name) for name in "QK"])  # h d~ dh
+    columns = weights.transpose(1, 0, 2).reshape(weights.shape[1], -1)
+    if stream is None:
+        rows = sum(a for a in words.read_by_source(columns, head.norm, n, average=True) if a is not None)
+    else:
+        x = stream.reshape(-1, stream.shape[-1]).astype(np.float64)
+        if head.norm is not None:
+            x = head.norm.centre(x)
+            x = x / head.norm.divisors(x)
+        rows = np.append(x.mean(axis=0), 1.0)[None] @ columns
+    by_head = np.broadcast_to(rows, (n, columns.shape[1])).reshape(n, len(weights), -1)
+    return np.split(by_head.transpose(1, 0, 2), [head.attention.n_heads])  # h n dh
 
 
 def as_length(function: str, length: int | None, words: Vocabulary, layer: Attention) -> int:

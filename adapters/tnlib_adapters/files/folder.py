@@ -19,7 +19,6 @@ from tnlib_adapters.files.safetensors_file import Entry, TensorInfo, read_header
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json")  # one of them is there
 # Formats that hold Python pickles: opening one can run whatever its author wrote.
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 # The same weights in the formats of other libraries: they would be those of another model now. Below a folder such

@@ -16,6 +16,7 @@ from tnlib_adapters.files.json_file import JsonFile
 TOKENIZER = "tokenizer.json"
 _WORDS = "vocab.json"  # of byte-level tokenizers
 _LINES = "vocab.txt"  # of word pieces
+_FILES = (TOKENIZER, "tokenizer.model", "spiece.model", _LINES, _WORDS)  # a folder with a tokenizer has one of them
 T = TypeVar("T")
 
 MAX_TOKENS = 256  # of a line of text, or of a window for a model that predicts tokens
@@ -115,9 +116,7 @@ _BYTES = _byte_letters()
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a tokenizer; from any other transformers would make one without words."""
-    from tnlib_adapters.files.folder import TOKENIZERS  # loads numpy
-
-    return any((folder / name).is_file() for name in TOKENIZERS)
+    return any((folder / name).is_file() for name in _FILES)
 
 
 def tokenizer_or_none(function: str, folder: Path) -> Any:

@@ -35,7 +35,6 @@ from tnlib.linalg.scaling import (
     Scaled,
     fold,
     normalize,
-    product_in_range,
     rescale,
     rescale_each,
     shift_in_range,
@@ -322,10 +321,6 @@ class TensorTrain(Train):
         """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
         indices = parse_index("TensorTrain", index, self.shape)
         selected = [core[:, i] for core, i in zip(self.cores, indices, strict=True)]
-        if slice not in map(type, indices):
-            product = product_in_range(selected)
-            if product is not None:
-                return entry_of("TensorTrain", Scaled(product, self.exponent), self.dtype)
         cores, e = raw.contract_fixed_legs(selected)
         if cores[0].ndim == 2:
             return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)

@@ -17,7 +17,7 @@ from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_voc
 from tnlib_adapters.reference.layers import Norm
 
 TokenCoordinates = tuple[tuple[int, float], ...]  # token number, coordinate along the direction
-_DRAWN = 1024  # tokens sampled for copying accuracy: standard error 0.016
+_DRAWN = 2048  # tokens sampled for copying accuracy: standard error 0.011
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def read_head(
     Returns
     -------
     HeadReading
-        Printed as a page. Top-k copying accuracy is measured on at most 1024 randomly sampled tokens.
+        Printed as a page. Top-k copying accuracy is measured on at most 2048 randomly sampled tokens.
 
     Raises
     ------

@@ -32,11 +32,11 @@ from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memor
 if TYPE_CHECKING:
     import torch
 
+    from tnlib_adapters.instrument.block_passes import Call, Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import WeightUse, WeightUses
 
-    Observed = Sequence[Mapping[str, torch.Tensor]]  # inputs, gradients at outputs
-    from tnlib_adapters.instrument.block_passes import Call, Streams
+    Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class StatisticsPasses:
 
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
-            *observed, gradient = observe_output(self._outer, x, batch, uses, self._generator(b))
-            sums.add(batch, observed)
-            del observed  # gradients at all logits, while the next batch runs
+            reads, slopes, gradient = observe_output(self._outer, x, batch, uses, self._generator(b))
+            sums.add(batch, reads, slopes)
+            del slopes  # at all logits, which would stay in memory while the next batch runs
             if store:
                 self._streams.write(f"gradient-{self._n}", b, gradient)
         if store:
@@ -136,9 +136,9 @@ class StatisticsPasses:
         for b, batch in enumerate(self._batches):
             self._show_backward(k, b)
             x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
-            *observed, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
+            reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
             self._streams.write(f"gradient-{k}", b, at_stream)
-            sums.add(batch, observed)
+            sums.add(batch, reads, slopes)
         self._streams.finish(f"gradient-{k}")
         return Statistics(*sums.finish())
 
@@ -149,8 +149,8 @@ class StatisticsPasses:
 
         for b, batch in enumerate(self._batches):
             self._show_backward(OUTSIDE, b)
-            *observed, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
-            sums.add(batch, observed)
+            reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
+            sums.add(batch, reads, slopes)
 
     def _generator(self, b: int) -> Any:
         """Return the generator for the probe of one batch, seeded per batch so that resuming is reproducible."""
@@ -175,11 +175,10 @@ class WeightedMoments:
         self._model, self._uses, self._batches = model, uses, batches
         self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
         self._energies = dict[str, float]()
-        self._sample: list[tuple[Batch, Observed]] = []
+        self._sample: list[tuple[Batch, Tensors, Tensors]] = []  # inputs and gradients by key of the weight
 
-    def add(self, batch: Batch, observed: Observed) -> None:
-        """Add inputs by their key and gradients of weights, for a batch; not all of them at once."""
-        reads, slopes = observed
+    def add(self, batch: Batch, reads: Tensors, slopes: Tensors) -> None:
+        """Add inputs and gradients of a batch, those of all weights at once or of one kind after the other."""
         weights: dict[str, torch.Tensor] = {}
         for key, slope in slopes.items():
             use = self._uses[key]
@@ -199,9 +198,9 @@ class WeightedMoments:
                 add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
             else:
                 self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
-        if sum(batch.n_tokens for batch, _ in self._sample) < _SAMPLE:
+        if sum(batch.n_tokens for batch, *_ in self._sample) < _SAMPLE:
             of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
-            self._sample.append((batch, ({key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks)))
+            self._sample.append((batch, {key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks))
 
     def finish(self) -> tuple[Mapping[str, Array], Mapping[str, Array], dict[str, Array]]:
         """Return moments of inputs, moments of gradients, and scales by key.
@@ -223,7 +222,7 @@ class WeightedMoments:
 
     def _scales(self, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> dict[str, float]:
         """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
-        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, _ in self._sample)
+        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, *_ in self._sample)
         scales: dict[str, float] = {}
         inputs: dict[str, list[torch.Tensor]] = {}
         for key, use in self._uses.items():
@@ -232,9 +231,9 @@ class WeightedMoments:
             moments = reads[use.reads]
             n_rows = len(moments) - (use.projection is not None and use.projection.name != "o")  # without bias
             if use.reads not in inputs:
-                rows = (observed[0][key][..., :n_rows] for _, observed in self._sample)
+                rows = (x[key][..., :n_rows] for _, x, _ in self._sample)
                 inputs[use.reads] = _whitened(rows, moments[:n_rows, :n_rows])
-            outputs = _whitened((observed[1][key] for _, observed in self._sample), slopes[key])
+            outputs = _whitened((p[key] for _, _, p in self._sample), slopes[key])
             squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[use.reads], outputs, strict=True))
             scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)
         return scales

@@ -193,7 +193,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
 
 def _components_of_large_table(weight: Array, counts: Array, slopes: Array) -> Components:
     root, inverse = moment_roots(slopes.astype(np.float64))
-    gram = _gram_of_rows(weight, counts, root)
+    gram = root @ moments_of_rows(weight, counts) @ root.T
     return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
 
 
@@ -234,7 +234,7 @@ def components_in_single_precision(weight: Array, reads: Array, slopes: Array, d
 
 
 def moments_of_rows(weight: Array, counts: Array) -> Array:
-    """Return the second moments (width, width) of the rows of a table that are looked up so many times."""
+    """Return the second moments (width, width), in double precision, of rows that are looked up so many times."""
     used = np.flatnonzero(counts)
     moments = np.zeros((weight.shape[1], weight.shape[1]))
     for k in range(0, len(used), _ROWS):
@@ -251,15 +251,6 @@ def is_large(shape: Sequence[int]) -> bool:
 def is_large_table(shape: Sequence[int]) -> bool:
     """Test if no array in double precision is made of a table of this shape."""
     return math.prod(shape) >= LARGE_TABLE
-
-
-def _gram_of_rows(weight: Array, counts: Array, root: Array) -> Array:
-    """Return R W^T diag(counts) W R^T in double precision, as much of W at a time as fits into a block."""
-    gram = np.zeros((len(root), len(root)))
-    for k in range(0, len(weight), _ROWS):
-        rows = weight[k : k + _ROWS].astype(np.float64) @ root.T
-        gram += rows.T @ (counts[k : k + _ROWS, None] * rows)
-    return gram
 
 
 def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
