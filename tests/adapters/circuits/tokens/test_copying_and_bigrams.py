@@ -21,6 +21,7 @@ from tnlib_adapters.circuits import (
     weight_scores,
 )
 from tnlib_adapters.circuits.effective_head import stream_head
+from tnlib_adapters.circuits.tokens.copying_and_bigrams import likeliest
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from token_streams import token_rows, without_weights
@@ -147,6 +148,23 @@ def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) 
     assert_close(np.take_along_axis(p, found.successors, axis=1), found.probabilities, factor=1e3)
     some = bigrams(checkpoint, [7, 3], k=4)
     assert (some.successors == found.successors[[7, 3]]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_probabilities_count_every_logit_that_is_not_below_rounding(dtype: type) -> None:
+    """One large logit above 2,999 that lie 0 to 60 below it: their sum is from most of the total to below rounding."""
+    rng, gaps = np.random.default_rng(0), np.arange(0, 61, 2)
+    logits = (5 - gaps[:, None] - rng.uniform(0, 0.1, (len(gaps), 3000))).astype(dtype)
+    logits[np.arange(len(gaps)), rng.integers(0, 3000, len(gaps))] = 5
+    exact = np.exp(logits.astype(np.float64) - 5)
+    exact /= exact.sum(axis=1, keepdims=True)
+    tokens, probabilities = likeliest(logits.copy(), 20)
+    np.testing.assert_array_equal(tokens[:, 0], logits.argmax(axis=1))
+    sizes = np.take_along_axis(logits, tokens, axis=1)
+    np.testing.assert_array_equal(sizes, -np.sort(-logits, axis=1)[:, :20])
+    exact = np.take_along_axis(exact, tokens, axis=1)
+    rounding = (8 + gaps) * float(np.finfo(dtype).eps)  # of sums, and of the differences of logits
+    assert (np.abs(probabilities / exact - 1).max(axis=1) < rounding).all()
 
 
 def test_tied_ends_say_the_token_itself_and_random_tokens_nothing(model: Checkpoint, llama: Checkpoint) -> None:
