@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from tnlib_adapters import Attention, circuits, freeze, open_model
-from tnlib_adapters.circuits.heads.head_detectors import induction_targets
+from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.reference.layers import rows_product
 from tnlib_adapters.reference.weights import read_weights
 

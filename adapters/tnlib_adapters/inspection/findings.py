@@ -10,7 +10,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.circuits import PatternScores, pattern_scores
 from tnlib_adapters.circuits.arguments import READS, head_name
-from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.inspection.measure import Inspection

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, get_args
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.circuits.heads.head_detectors import HeadKind
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
 from tnlib_adapters.circuits.heads.singular_vectors import effective_rank
 from tnlib_adapters.html_page import write_values
 from tnlib_adapters.inspection.head_measurements import Readings, Spectra

@@ -15,7 +15,7 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
-from tnlib_adapters.circuits.heads.head_detectors import induction_targets
+from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import Branch, Weights, read_weights

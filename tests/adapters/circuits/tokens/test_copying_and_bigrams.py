@@ -248,6 +248,7 @@ def test_deep_models_are_scored_on_mean_inputs(llama: Any, model: Checkpoint, op
 
 
 @pytest.mark.slow
-def test_previous_token_heads_of_smollm2(smollm2: Checkpoint) -> None:
-    found, patterns = weight_scores(smollm2).previous, repeat_scores(smollm2, n_sequences=1, rng=1).previous
-    assert np.corrcoef(found.ravel(), patterns.ravel())[0, 1] > 0.8
+def test_previous_token_and_induction_heads_of_smollm2(smollm2: Checkpoint) -> None:
+    found, patterns = weight_scores(smollm2), repeat_scores(smollm2, n_sequences=1, rng=1)
+    for of_weights, measured in ((found.previous, patterns.previous), (found.induction, patterns.induction)):
+        assert np.corrcoef(of_weights.ravel(), measured.ravel())[0, 1] > 0.8

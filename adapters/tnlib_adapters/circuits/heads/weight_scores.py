@@ -1,14 +1,8 @@
-"""Head detectors: previous-token, duplicate-token and induction heads, from attention patterns and from weights.
+"""Head detectors from weights: previous-token, duplicate-token and induction heads.
 
-From patterns, averaged over the positions i that have such a j, in repeated sequences of random tokens:
-
-    previous     attention of position i to i - 1
-    duplicate    to all earlier positions j with the same token, t_j = t_i
-    induction    to all positions j with t_{j - 1} = t_i: the tokens that followed earlier occurrences
-
-From weights, previous: with the same input at every position, the mean over a text or the mean token embedding plus
-learned positions, the scores of a head depend on positions only; the score is the attention of the resulting pattern to
-the previous position.
+Previous tokens: with the same input at every position, the mean over a text or the mean token embedding plus learned
+positions, the scores of a head depend on positions only; the score is the attention of the resulting pattern to the
+previous position.
 
 Matching. Let s(t, u) be the score of a query from token t with a key from token u, centred over u, because softmax is
 invariant to a shift. The margin of the own token is
@@ -21,223 +15,40 @@ mean over distances of the key rotations where embeddings are rotary.
 
 Duplicate-token heads match a token with itself. Induction takes two heads: a head g that attends to the previous token
 and writes the input it read, and a later head h that matches its token with the output of g: the keys are
-W_V W_O of g times W_K of h. The score of h is
+W_V W_O of g times W_K of h. The score of h is a share of attention, that of a head that attends to its highest score:
 
-    max over g in earlier layers of    previous(g) * matching(g, h)
+    max over g in earlier layers of    previous(g) * p(margin(g, h))
+
+    p(m) = P(m + x_0 > x_1, ..., x_n)  =  int phi(x) Phi(m + x)^n dx
+
+p is the probability that the own token has a higher score than the n other keys that a query has on average, with
+normal deviations x_k of all scores. It is 1 / (n + 1) for m = 0, and a half for m = 2.5 and n = 100.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError, TnlibError
-from tnlib._html import heat_image
+from tnlib import ArgumentError, TnlibError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_rng, check_choice, is_list
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
 from tnlib_adapters.circuits.composition.pair_norms import gram_root, pair_norms, pair_products
 from tnlib_adapters.circuits.effective_head import as_length, key_turns, mean_queries_and_keys, stream_head
+from tnlib_adapters.circuits.heads.pattern_scores import HeadKind, repeated_tokens
 from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
-from tnlib_adapters.frozen.frozen_stack import Head
-from tnlib_adapters.reference.embedding import TokenEmbedding, as_token_ids
+from tnlib_adapters.reference.embedding import TokenEmbedding
 from tnlib_adapters.reference.model import Forward, run
-from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
-from tnlib_adapters.result_table import HeadTable, descending
+from tnlib_adapters.reference.weights import read_weights
+from tnlib_adapters.result_table import HeadTable
 
-HeadKind = Literal["previous", "duplicate", "induction"]
-
-_LONGEST = 50  # tokens per segment
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PatternScores(HeadTable):
-    """Attention scores of every head, returned by `pattern_scores` and `repeat_scores`.
-
-    Parameters
-    ----------
-    previous, duplicate, induction
-        (layers, heads), from 0 to 1; NaN where no position has a target.
-    chance
-        The same three scores for uniform attention: causal, or over all positions if some head attends to later ones.
-    """
-
-    previous: Array
-    duplicate: Array
-    induction: Array
-    chance: dict[HeadKind, float]
-
-    def largest(self, kind: HeadKind, n: int) -> list[tuple[Head, float]]:
-        """Return the n heads with the highest scores of a kind, as ((layer, head), score)."""
-        check_choice("PatternScores.largest", "kind", kind, get_args(HeadKind))
-        count = as_count("PatternScores.largest", "n", n, least=0)
-        shares: Array = getattr(self, kind)
-        at = [divmod(int(k), shares.shape[1]) for k in descending(shares, count)]
-        return [(head, float(shares[head])) for head in at if np.isfinite(shares[head])]
-
-    _SCORES = ("previous", "duplicate", "induction")
-
-    @property
-    def _title(self) -> str:
-        return f"PatternScores of {self.previous.size} heads"
-
-    def _notes(self) -> list[str]:
-        return ["chance: " + ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.chance.items())]
-
-    def _picture(self) -> str:
-        shares = {kind: getattr(self, kind) for kind in get_args(HeadKind)}
-        label = "shares of attention, white 0, blue 1; layers as rows, heads as columns"
-        return "".join(f"<div>{kind}<br>{heat_image(a, label, width=160, top=1.0)}</div>" for kind, a in shares.items())
-
-
-def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
-    """Return previous-token, duplicate-token and induction scores of every head (C. Olsson et al., 2022).
-
-    Parameters
-    ----------
-    patterns
-        Per layer (batch, heads, n, n) or, for one sequence, (heads, n, n), for example `run(model, tokens).patterns`.
-    tokens
-        (batch, n) or (n,), integers, or what a tokenizer returned: the input tokens of the patterns.
-
-    Returns
-    -------
-    PatternScores
-        `previous`, `duplicate`, `induction`, each (layers, heads), and their `chance`.
-
-    Raises
-    ------
-    ArgumentError
-        If shapes do not match.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> back = np.eye(6, k=-1)                                                    # attends to the previous token
-    >>> found = pattern_scores([back[None]], [7, 8, 9, 7, 8, 9])
-    >>> found.previous, found.induction
-    (array([[1.]]), array([[0.]]))
-    """
-    if not is_list(patterns):
-        raise ArgumentTypeError(
-            f"pattern_scores: patterns must be a list of arrays, one per layer, got {type(patterns).__name__}; "
-            "pass run(model, tokens).patterns."
-        )
-    rows = np.atleast_2d(as_token_ids("pattern_scores", tokens, None))
-    arrays = [as_array("pattern_scores", "patterns", layer) for layer in patterns]
-    layers = [layer[None] if layer.ndim == 3 else layer for layer in arrays]
-    expected = (len(rows), rows.shape[1], rows.shape[1])
-    for k, layer in enumerate(layers):
-        if (layer.shape[0], *layer.shape[2:]) != expected or layer.shape[1] != layers[0].shape[1]:
-            raise ArgumentError(
-                f"pattern_scores: patterns of layer {k} must have shape (batch, heads, n, n) with batch and n of "
-                f"tokens, {rows.shape}, and heads as in layer 0, got {layer.shape}; pass run(model, tokens).patterns."
-            )
-    if not layers:
-        raise ArgumentError("pattern_scores: patterns must hold at least one layer, got none; pass those of a model.")
-    n = rows.shape[1]
-    sees_later = any(np.triu(layer, 1).any() for layer in layers)
-    uniform = np.ones((n, n)) / n if sees_later else np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
-    targets = _targets(rows)
-    shares = {kind: np.stack([_share(layer, target) for layer in layers]) for kind, target in targets.items()}
-    alike = np.broadcast_to(uniform, (len(rows), 1, n, n))
-    return PatternScores(**shares, chance={kind: float(_share(alike, t)[0]) for kind, t in targets.items()})
-
-
-@accepts_models
-def repeat_scores(
-    model: Checkpoint | Weights,
-    *,
-    n_sequences: int = 4,
-    length: int | None = None,
-    rng: int | np.random.Generator = 0,
-) -> PatternScores:
-    """Return previous-token, duplicate-token and induction scores of every head on repeated random tokens.
-
-    Parameters
-    ----------
-    model
-        A checkpoint or transformers model, whose weights are loaded, or loaded `Weights`; run in float64.
-    n_sequences
-        Number of sampled sequences.
-    length
-        Length of the repeated segment. None: 50, or half the context of the model if that is shorter.
-    rng
-        Seed or generator for the sampled tokens.
-
-    Returns
-    -------
-    PatternScores
-        See `pattern_scores`.
-
-    Raises
-    ------
-    ArgumentError
-        If the model reads images, or its context is shorter than twice `length`.
-
-    References
-    ----------
-    C. Olsson et al., "In-context Learning and Induction Heads" (2022), for the repeated random tokens.
-
-    Examples
-    --------
-    >>> import tnlib_adapters
-    >>> found = repeat_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), length=40)
-    >>> found.largest("previous", 1)[0][0], bool(found.induction[1].min() > 0.5)
-    ((0, 3), True)
-    """
-    weights = as_weights("repeat_scores", model)
-    if not isinstance(weights.embedding, TokenEmbedding):
-        raise ArgumentError(
-            f"repeat_scores: model must read tokens, got a {weights.architecture}, which reads images; "
-            "pass patterns to pattern_scores."
-        )
-    count = as_count("repeat_scores", "n_sequences", n_sequences)
-    tokens = _repeats("repeat_scores", weights, count, length, as_rng("repeat_scores", rng))
-    patterns = [run(weights, row).patterns for row in tokens]
-    return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
-
-
-def _repeats(function: str, weights: Weights, n: int, length: int | None, rng: np.random.Generator) -> Array:
-    """Return n sequences (n, 2 length) of a segment of random tokens, followed by itself."""
-    vocab = len(weights.embedding.tokens)  # type: ignore[union-attr]
-    longest = _LONGEST if weights.context is None else min(_LONGEST, weights.context // 2)
-    length = as_count(function, "length", longest if length is None else length, least=2)
-    segments = [rng.choice(vocab, length, replace=vocab < length) for _ in range(n)]
-    return np.tile(np.stack(segments), (1, 2))
-
-
-def induction_targets(tokens: Array) -> Array:
-    """Return the tokens that followed earlier occurrences of the current one, bool (batch, n, n)."""
-    return _targets(tokens)["induction"]
-
-
-def _targets(tokens: Array) -> dict[HeadKind, Array]:
-    """Return the attention targets of each kind of head, bool (batch, n, n)."""
-    n = tokens.shape[1]
-    earlier = np.tril(np.ones((n, n), dtype=bool), -1)
-    same = (tokens[:, :, None] == tokens[:, None]) & earlier  # batch i j
-    successors = np.zeros_like(same)
-    successors[:, :, 1:] = same[:, :, :-1]
-    previous = np.broadcast_to(np.eye(n, k=-1, dtype=bool), same.shape)
-    return {"previous": previous, "duplicate": same, "induction": successors & earlier}
-
-
-def _share(patterns: Array, target: Array) -> Array:
-    """Return the attention weight on the targets, averaged over positions that have a target, (heads,)."""
-    has_target = target.any(axis=2)  # batch i
-    if not has_target.any():
-        return np.full(patterns.shape[1], np.nan)
-    weight = np.einsum("bhij,bij->bhi", patterns, target.astype(patterns.dtype))  # b h i [j]
-    total = np.einsum("bhi,bi->h", weight, has_target.astype(patterns.dtype))  # [b] h [i]
-    return np.asarray(total / has_target.sum())
+_STEP, _LARGEST = 0.25, 6.0  # nodes of the integral over a normal deviation: the trapezoidal rule is exact to 1e-7
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -253,9 +64,10 @@ class WeightScores(HeadTable):
     matching
         (layers, heads, layers, heads): the same for keys that read an earlier head; NaN unless it is earlier.
     induction
-        (layers, heads): the largest product of `previous` of a writer and its `matching`; 0 in the first layer.
+        (layers, heads), from 0 to 1: the largest product of `previous` of a writer and the probability that with its
+        `matching` the own token has the highest score of all keys; 0 in the first layer.
     chance
-        `previous` of a head with uniform attention. The chance level of the other scores is 0.
+        The three scores of a head with uniform attention, for `induction` behind a perfect previous-token head.
     inputs, tokens
         What heads read for `previous`, and what of a token for the other scores, in words.
     """
@@ -264,7 +76,7 @@ class WeightScores(HeadTable):
     duplicate: Array
     matching: Array
     induction: Array
-    chance: float
+    chance: dict[HeadKind, float]
     inputs: str = "the mean embedding"
     tokens: str = "embeddings"
 
@@ -284,7 +96,7 @@ class WeightScores(HeadTable):
 
     def _notes(self) -> list[str]:
         return [
-            f"chance: previous {self.chance:.3f}, others 0",
+            "chance: " + ", ".join(f"{kind} {chance:.3f}" for kind, chance in self.chance.items()),
             f"previous: heads read {self.inputs}; duplicate and induction: they read {self.tokens}",
         ]
 
@@ -349,27 +161,41 @@ def weight_scores(
     n = as_length("weight_scores", length, words, first.attention)
     moments = words.second_moments(first.norm)
     moved = moments - np.outer(moments[-1], moments[-1])  # centred: the last row is the mean over tokens
-    previous, duplicate, factors = np.zeros(shape), np.zeros(shape), []
+    previous, duplicate, factors, n_others = np.zeros(shape), np.zeros(shape), [], np.zeros(shape)
     for k in range(model.n_layers):
         head = stream_head("weight_scores", model, k, None)
         stream = None if streams is None else streams[k]
         pattern = position_pattern(head.attention, *mean_queries_and_keys(head, words, n, stream))
         previous[k] = np.diagonal(pattern, -1, 1, 2).mean(axis=1)
+        n_others[k] = head.attention.mask(n).sum() / n - 1
         duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
         factors.append([a.astype(words.table.dtype) for a in of_layer])
     margins = _of_pairs(_PairFactors(*map(np.concatenate, zip(*factors, strict=True))))
     layer_of = np.repeat(np.arange(shape[0]), shape[1])
     matching = np.where(layer_of[:, None] < layer_of, margins, np.nan).reshape(shape + shape)
-    products = np.nan_to_num(previous[:, :, None, None] * matching, nan=0.0)
+    shares = previous[:, :, None, None] * highest_of(matching, n_others)
     return WeightScores(
         previous=previous,
         duplicate=duplicate,
         matching=matching,
-        induction=np.maximum(products, 0).max(axis=(0, 1)),
-        chance=float((1 / first.attention.mask(n).sum(axis=1)[1:]).mean()),
+        induction=np.nan_to_num(shares).max(axis=(0, 1)),
+        chance={
+            "previous": float((1 / first.attention.mask(n).sum(axis=1)[1:]).mean()),
+            "duplicate": 0.0,
+            "induction": float(1 / (1 + n_others[-1].mean())),
+        },
         inputs=inputs_text,
         tokens=words.inputs_text,
     )
+
+
+def highest_of(margins: Array, n: Array) -> Array:
+    """Return the probability p(m) that m plus a normal deviation is above n others, for every margin m (..., n)."""
+    from scipy.special import ndtr
+
+    nodes = np.arange(-_LARGEST, _LARGEST + _STEP, _STEP)
+    weights = np.exp(-np.square(nodes) / 2) * (_STEP / np.sqrt(2 * np.pi))
+    return np.asarray(sum(weight * ndtr(margins + x) ** n for x, weight in zip(nodes, weights, strict=True)))
 
 
 def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tuple[Array, ...] | None, str]:
@@ -382,7 +208,7 @@ def _mean_inputs(inputs: Any, model: Checkpoint, words: Vocabulary) -> tuple[tup
             weights = read_weights(model, dtype=words.table.dtype)
         except TnlibError:
             return embeddings
-        tokens = _repeats("weight_scores", weights, 4, None, np.random.default_rng(0))
+        tokens = repeated_tokens("weight_scores", weights, 4, None, np.random.default_rng(0))
         return run(replace(weights, unembed=None), tokens).residuals, "the mean input of every layer on random tokens"
     if not isinstance(inputs, Forward):
         weights = replace(read_weights(model, dtype=words.table.dtype), unembed=None)
