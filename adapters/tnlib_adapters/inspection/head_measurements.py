@@ -34,7 +34,7 @@ from tnlib_adapters.circuits import (
 from tnlib_adapters.circuits.arguments import Kind
 from tnlib_adapters.circuits.composition.head_subspaces import overlaps_with
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
-from tnlib_adapters.circuits.tokens.copying_and_bigrams import scores_of_inputs
+from tnlib_adapters.circuits.tokens.copying import scores_of_inputs
 from tnlib_adapters.circuits.tokens.vocabulary import with_inputs
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.frozen.frozen_stack import Head

@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.circuits.paths.logit_paths import logit_contributions
-from tnlib_adapters.circuits.tokens.copying_and_bigrams import likeliest
+from tnlib_adapters.circuits.tokens.bigrams import likeliest
 from tnlib_adapters.frozen.frozen_model import freeze
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.reference.weights import Weights

@@ -12,7 +12,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.effective_head import stream_head
 from tnlib_adapters.circuits.heads.singular_vectors import Maximum, SingularVectors, form_maximum, singular_vectors
-from tnlib_adapters.circuits.tokens.copying_and_bigrams import Copying, circuit_copying
+from tnlib_adapters.circuits.tokens.copying import Copying, circuit_copying
 from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
 from tnlib_adapters.reference.layers import Norm
 

@@ -25,7 +25,7 @@ from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
-from tnlib_adapters.circuits.tokens.copying_and_bigrams import copying_scores
+from tnlib_adapters.circuits.tokens.copying import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding

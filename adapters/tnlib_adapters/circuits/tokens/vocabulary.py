@@ -275,6 +275,19 @@ def as_vocabulary(
     return vocabulary
 
 
+def vocabulary_of_logits(
+    function: str, model: Checkpoint, vocabulary: Inputs | Vocabulary | None, parameter: str = "vocabulary"
+) -> Vocabulary:
+    """Return `as_vocabulary` of a model that has an unembedding."""
+    words = as_vocabulary(function, model, vocabulary, parameter)
+    if not words.ends_in_logits:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "
+            "states; load one with a head for tokens."
+        )
+    return words
+
+
 @accepts_models
 def read_vocabulary(checkpoint: Checkpoint, *, inputs: Inputs = "embeddings") -> Vocabulary:
     """Load the embedding and the unembedding of a checkpoint, in float32 unless they are stored in float64.

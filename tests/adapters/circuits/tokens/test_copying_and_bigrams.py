@@ -21,7 +21,7 @@ from tnlib_adapters.circuits import (
     weight_scores,
 )
 from tnlib_adapters.circuits.effective_head import stream_head
-from tnlib_adapters.circuits.tokens.copying_and_bigrams import likeliest
+from tnlib_adapters.circuits.tokens.bigrams import likeliest
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from token_streams import token_rows, without_weights
@@ -68,7 +68,7 @@ def test_copying_is_that_of_the_dense_circuit(name: str, opened: Callable[[str],
 def test_a_vector_added_to_the_unembedding_changes_nothing(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tnlib_adapters.circuits.tokens.copying_and_bigrams import circuit_copying
+    from tnlib_adapters.circuits.tokens.copying import circuit_copying
 
     random_model("gpt2_untied").double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

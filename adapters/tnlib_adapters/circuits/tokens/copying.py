@@ -1,4 +1,4 @@
-r"""Circuits from tokens to logits: the direct path W_E W_U, and copying through a head, W_E OV W_U.
+r"""Copying through a head: the circuit from tokens to logits, W_E OV W_U.
 
 C = W_E OV W_U is (vocab, vocab) with rank at most d_head. With R = W_E W_V (tokens, d_head) and W = W_O W_U (d_head,
 tokens), C = R W has the same nonzero eigenvalues as W R (d_head, d_head). A head that raises the logits of the tokens
@@ -16,25 +16,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tnlib import ArgumentError, TnlibError
+from tnlib import TnlibError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_count, as_rng
-from tnlib.linalg.threads import parallel_matmul, run_parallel, single_threaded_blas, split_range, thread_count
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
+from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.effective_head import StreamHead, stream_head
-from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary, with_inputs
-from tnlib_adapters.reference.embedding import as_token_ids
-from tnlib_adapters.result_table import Columns, HeadTable, Table
+from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, vocabulary_of_logits, with_inputs
+from tnlib_adapters.result_table import HeadTable
 
-_CELLS = 1 << 25  # logits in memory at a time: products of 512 rows or more take two thirds of the time of 170 rows
+_CELLS = 1 << 23  # logits in memory at a time
 _BLOCK = 1 << 12  # tokens per block converted to float64
-_GROUP = 256  # tokens of which the largest logit is found first
-_SHOWN = 12  # tokens listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,7 +122,7 @@ def copying(
     [1.0, -0.98]
     """
     effective = stream_head("copying", model, layer, head)
-    words = _ends_in_logits("copying", model, inputs)
+    words = vocabulary_of_logits("copying", model, inputs, "inputs")
     chosen = np.arange(len(words))
     if sample is not None and as_count("copying", "sample", sample) < len(words):
         chosen = np.sort(as_rng("copying", rng).choice(len(words), sample, replace=False))
@@ -197,7 +193,7 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = No
     >>> found.embeddings.round(2)[1], found.first_layer.round(2)[1]
     (array([1., 1., 1., 1.]), array([1., 1., 1., 1.]))
     """
-    words = _ends_in_logits("copying_scores", as_one_stream("copying_scores", model, "model"), inputs or "embeddings")
+    words = vocabulary_of_logits("copying_scores", model, inputs, "inputs")
     both = [words]
     if inputs is None and model.n_layers > 1:
         with contextlib.suppress(TnlibError):  # a model that cannot be run
@@ -254,148 +250,3 @@ def _ranks(reads: Array, writes: Array, chosen: Array) -> Array:
 def _score(eigenvalues: Array) -> float:
     sizes = np.abs(eigenvalues)
     return float(eigenvalues.real.sum() / sizes.sum()) if sizes.any() else 0.0
-
-
-def _ends_in_logits(function: str, model: Checkpoint, inputs: Inputs | Vocabulary) -> Vocabulary:
-    words = as_vocabulary(function, model, inputs, "inputs")
-    if not words.ends_in_logits:
-        raise ArgumentError(
-            f"{function}: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "
-            "states; load one with a head for tokens."
-        )
-    return words
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Bigrams(Table):
-    """Most likely successors of each token by the direct path, returned by `bigrams`.
-
-    Parameters
-    ----------
-    tokens
-        (n,), the current tokens.
-    successors
-        (n, k), the next tokens, in order of descending probability.
-    probabilities
-        (n, k), softmax probabilities over the whole vocabulary.
-    vocabulary
-        Token names.
-    """
-
-    tokens: Array
-    successors: Array
-    probabilities: Array
-    vocabulary: Vocabulary
-
-    @property
-    def _title(self) -> str:
-        return f"Successors of {len(self.tokens):,} tokens by the direct path, with their probabilities"
-
-    def _columns(self, rows: Any) -> Columns:
-        name = self.vocabulary.name
-        columns: Columns = {"token": [name(token) for token in self.tokens[rows]]}
-        for k in range(self.successors.shape[1]):
-            columns[f"next_{k + 1}"] = [name(token) for token in self.successors[rows, k]]
-            columns[f"p_{k + 1}"] = self.probabilities[rows, k]
-        return columns
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-
-@accepts_models
-@single_threaded_blas
-def bigrams(
-    model: Checkpoint, tokens: Array | None = None, *, k: int = 5, vocabulary: Vocabulary | None = None
-) -> Bigrams:
-    """Return the k most likely successors of each token from embedding and unembedding alone.
-
-    The final norm is applied exactly, division included, and so are the bias and the cap of the logits: this is the
-    prediction of the model without any layer outputs. Learned positions are omitted.
-
-    Parameters
-    ----------
-    model
-        A checkpoint or transformers model with an unembedding.
-    tokens
-        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, without additional memory.
-        Most of the time is that of one matrix product of vocab^2 d_model multiplications.
-    k
-        Number of successors.
-    vocabulary
-        Result of `read_vocabulary(model)`.
-
-    Returns
-    -------
-    Bigrams
-        Printed as a table.
-
-    Raises
-    ------
-    ArgumentError
-        If the model has no unembedding, a token is not in the vocabulary, or k is too large.
-
-    References
-    ----------
-    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Zero-layer transformers".
-
-    Examples
-    --------
-    >>> import tnlib_adapters
-    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> found = bigrams(model, k=2)
-    >>> found.successors.shape
-    (1024, 2)
-    """
-    words = as_vocabulary("bigrams", as_one_stream("bigrams", model, "model"), vocabulary)
-    if not words.ends_in_logits:
-        raise ArgumentError(
-            f"bigrams: model must have an unembedding, got a {model.wiring.model_type}, which ends in hidden "
-            "states; load one with a head for tokens."
-        )
-    if as_count("bigrams", "k", k) > len(words):
-        raise ArgumentError(f"bigrams: k must be at most {len(words)}, the count of tokens, got {k}; choose a smaller.")
-    chosen = np.arange(len(words)) if tokens is None else as_token_ids("bigrams", tokens, len(words)).ravel()
-    successors, probabilities = np.empty((len(chosen), k), np.int64), np.empty((len(chosen), k))
-    block = max(1, _CELLS // len(words))
-    for start in range(0, len(chosen), block):
-        logits = _logits(words, chosen[start : start + block])
-
-        def keep(i: int, j: int, logits: Array = logits, start: int = start) -> None:
-            rows = slice(start + i, start + j)
-            successors[rows], probabilities[rows] = likeliest(logits[i:j], k)
-
-        run_parallel(keep, split_range(len(logits), thread_count()))
-    return Bigrams(chosen, successors, probabilities, words)
-
-
-def _logits(words: Vocabulary, tokens: Array) -> Array:
-    x = words.rows(tokens)
-    x = x if words.final is None else words.final(x)
-    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
-    logits = logits if words.bias is None else logits + words.bias.astype(logits.dtype)
-    return logits if words.cap is None else words.cap * np.tanh(logits / words.cap)
-
-
-def likeliest(logits: Array, k: int) -> tuple[Array, Array]:
-    """Return the tokens of the k largest logits of each row, descending, and their softmax probabilities.
-
-    The largest lie in the k groups of tokens with the largest maxima, so that few are sorted. Exponentials are left out
-    of the sum in groups whose maximum is more than log(vocab / eps) below the largest logit: together they are less
-    than eps of it. Where embeddings are tied that is most of them, and those that underflow take the longest.
-    """
-    starts, vocab = np.arange(0, logits.shape[1], _GROUP), logits.shape[1]
-    maxima = np.maximum.reduceat(logits, starts, axis=1)
-    groups = np.argpartition(-maxima, min(k, len(starts)) - 1, axis=1)[:, :k]
-    near = (starts[groups][:, :, None] + np.arange(_GROUP)).reshape(len(logits), -1)
-    sizes = np.where(near < vocab, np.take_along_axis(logits, np.minimum(near, vocab - 1), axis=1), -np.inf)
-    best = np.argpartition(-sizes, k - 1, axis=1)[:, :k]
-    near, sizes = (np.take_along_axis(a, best, axis=1) for a in (near, sizes))
-    order = np.argsort(-sizes, axis=1, kind="stable")
-    near, sizes = (np.take_along_axis(a, order, axis=1) for a in (near, sizes))
-    top, total = sizes[:, :1], np.zeros((len(logits), 1))
-    counted = maxima >= top - np.log(vocab / np.finfo(logits.dtype).eps)
-    for start, rows in zip(starts, counted.T, strict=True):
-        exponentials = np.exp(logits[rows, start : start + _GROUP] - top[rows])
-        total[rows] += exponentials.sum(axis=1, keepdims=True, dtype=np.float64)
-    return near, np.exp((sizes - top).astype(np.float64)) / total
