@@ -167,12 +167,15 @@ def split_range(n: int, parts: int, *, multiple: int = 1) -> list[tuple[int, int
     return list(itertools.pairwise(edges))
 
 
-def parallel_matmul(a: Array, b: Array) -> Array:
-    """Return a @ b, (m, k) times (k, n); a large one in blocks of rows or columns, one thread of BLAS for each."""
+def parallel_matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return a @ b, (m, k) times (k, n); a large one in blocks of rows or columns, one thread of BLAS for each.
+
+    The result is written to `out` (m, n) if given, which spares the pages of a new array for each of many products.
+    """
     m, n = a.shape[0], b.shape[1]
     if not _ThreadState.n_calls or m * n * a.shape[1] < _LARGE or (parts := thread_count()) == 1:
-        return np.asarray(a @ b)
-    out = np.empty((m, n), np.result_type(a, b))
+        return np.asarray(np.matmul(a, b, out=out))
+    out = np.empty((m, n), np.result_type(a, b)) if out is None else out
     if m >= n:
         run_parallel(np.matmul, [(a[i:j], b, out[i:j]) for i, j in split_range(m, parts, multiple=8)])
     else:

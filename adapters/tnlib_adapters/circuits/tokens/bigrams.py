@@ -107,9 +107,11 @@ def bigrams(
         raise ArgumentError(f"bigrams: k must be at most {len(words)}, the count of tokens, got {k}; choose a smaller.")
     chosen = np.arange(len(words)) if tokens is None else as_token_ids("bigrams", tokens, len(words)).ravel()
     successors, probabilities = np.empty((len(chosen), k), np.int64), np.empty((len(chosen), k))
-    block = max(1, _CELLS // len(words))
+    block = max(1, min(_CELLS // len(words), len(chosen)))
+    memory = np.empty((block, len(words)), words.unembed.dtype)
     for start in range(0, len(chosen), block):
-        logits = _logits(words, chosen[start : start + block])
+        current = chosen[start : start + block]
+        logits = _logits(words, current, memory[: len(current)])
 
         def keep(i: int, j: int, logits: Array = logits, start: int = start) -> None:
             rows = slice(start + i, start + j)
@@ -119,12 +121,17 @@ def bigrams(
     return Bigrams(chosen, successors, probabilities, words)
 
 
-def _logits(words: Vocabulary, tokens: Array) -> Array:
+def _logits(words: Vocabulary, tokens: Array, out: Array) -> Array:
     x = words.rows(tokens)
     x = x if words.final is None else words.final(x)
-    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T)  # token [d] vocab
-    logits = logits if words.bias is None else logits + words.bias.astype(logits.dtype)
-    return logits if words.cap is None else words.cap * np.tanh(logits / words.cap)
+    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T, out)  # token [d] vocab
+    if words.bias is not None:
+        logits += words.bias.astype(logits.dtype)
+    if words.cap is not None:
+        logits /= words.cap
+        np.tanh(logits, out=logits)
+        logits *= words.cap
+    return logits
 
 
 def likeliest(logits: Array, k: int) -> tuple[Array, Array]:
