@@ -190,7 +190,7 @@ def weight_scores(
 
 
 def highest_of(margins: Array, n: Array) -> Array:
-    """Return the probability p(m) that m plus a normal deviation is above n others, for every margin m (..., n)."""
+    """Return the probability p(m) that m plus a normal deviation is above n others, for m and n that broadcast."""
     from scipy.special import ndtr
 
     nodes = np.arange(-_LARGEST, _LARGEST + _STEP, _STEP)
