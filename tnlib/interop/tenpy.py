@@ -1,9 +1,9 @@
 """Convert finite matrix product states and operators to and from TeNPy objects and HDF5 files.
 
 TeNPy stores Schmidt values and a form with its tensors, the norm separately, and blocks of definite charge; with
-conserved charges it sorts the local basis. Here every leg is in physical order. Other site data (names of states and
-operators, Jordan-Wigner strings) are dropped: fermion amplitudes refer to the ordered Fock basis, and the caller must
-handle the signs between sites.
+conserved charges it sorts the local basis. Here every leg is in physical order: `operator` returns a site's operator in
+it. Other site data are dropped. Fermion amplitudes refer to the ordered Fock basis: `tnlib.correlation` needs the
+Jordan-Wigner string, `operator(site, "JW")`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tnlib.interop.tenpy_parts import (
     STATE_LEGS,
     OperatorParts,
     StateParts,
-    operator,
+    operator_of,
     parts_of_file,
-    state,
+    state_of,
 )
 from tnlib.linalg.threads import single_threaded_blas
 
@@ -80,11 +80,55 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     if isinstance(obj, mpo.MPO):
         tensors = [_dense(w, OPERATOR_LEGS) for w in obj._W]
         ends = obj.IdL[0], obj.IdR[-1], bool(obj.explicit_plus_hc)
-        return operator("from_tenpy: obj", OperatorParts(obj.bc, obj.grouped, kinds, perms, tensors, *ends))
+        return operator_of("from_tenpy: obj", OperatorParts(obj.bc, obj.grouped, kinds, perms, tensors, *ends))
     tensors = [_dense(b, STATE_LEGS) for b in obj._B]
     spectra = [s.to_ndarray() if hasattr(s, "to_ndarray") else s for s in obj._S]
     parts = StateParts(obj.bc, obj.grouped, kinds, perms, tensors, obj.form, spectra, obj.norm)
-    return state("from_tenpy: obj", parts)
+    return state_of("from_tenpy: obj", parts)
+
+
+def operator(site: Any, name: str) -> Array:
+    """Return an operator of a TeNPy site as a matrix (n, n) in the basis of the legs that `from_tenpy` returns.
+
+    With conserved charges the site sorts its basis, and `site.get_op(name).to_ndarray()` has another order.
+
+    Parameters
+    ----------
+    site
+        A tenpy.networks.site.Site, not a GroupedSite.
+    name
+        As for `site.get_op`: "Sz", "Cd", "JW", or a product such as "Cd C".
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentError
+        If `site` is none of these, or has no such operator.
+    ModuleNotFoundError
+        If TeNPy is not installed.
+
+    Examples
+    --------
+    >>> import tnlib
+    >>> from tenpy.networks.mps import MPS
+    >>> from tenpy.networks.site import SpinHalfSite
+    >>> site = SpinHalfSite("Sz")
+    >>> neel = from_tenpy(MPS.from_product_state([site] * 4, ["up", "down"] * 2, unit_cell_width=4))
+    >>> tnlib.expectation(neel, operator(site, "Sz"))
+    array([ 0.5, -0.5,  0.5, -0.5])
+    """
+    sites = import_optional("operator", "tenpy.networks.site", PACKAGE)
+    if not isinstance(site, sites.Site) or isinstance(site, sites.GroupedSite):
+        raise ArgumentTypeError(
+            f"operator: site must be a Site of TeNPy that is not grouped, got a {type(site).__name__}; pass for "
+            "example psi.sites[0]."
+        )
+    if not isinstance(name, str) or not name.split() or not all(map(site.valid_opname, name.split())):
+        raise ArgumentError(
+            f"operator: name must be one of {', '.join(sorted(site.opnames))}, or a product of them, got {name!r:.80}; "
+            "choose one."
+        )
+    order = np.argsort(site.perm)
+    return _dense(site.get_op(name), ["p", "p*"])[np.ix_(order, order)]
 
 
 @single_threaded_blas
@@ -201,7 +245,7 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
         parts = parts_of_file(root, name)
     prefix = f"tenpy.read: the object in {os.fspath(path)}"
     try:
-        return operator(prefix, parts) if isinstance(parts, OperatorParts) else state(prefix, parts)
+        return operator_of(prefix, parts) if isinstance(parts, OperatorParts) else state_of(prefix, parts)
     except (ArgumentError, ArgumentTypeError) as problem:
         raise FileFormatError(str(problem)) from None
 

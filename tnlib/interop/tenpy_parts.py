@@ -66,7 +66,7 @@ class OperatorParts(Parts):
     plus_hc: bool
 
 
-def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
+def state_of(name: str, parts: StateParts) -> TensorTrain | Vidal:
     """Return the state as a train or Vidal form; `name` is the prefix of error messages."""
     cores = [
         core[:, order] for core, order in _checked(name, parts, len(parts.forms), len(parts.spectra) - 1)
@@ -90,7 +90,7 @@ def state(name: str, parts: StateParts) -> TensorTrain | Vidal:
     return TensorTrain(tuple(cores), center, log_scale)
 
 
-def operator(name: str, parts: OperatorParts) -> TTMatrix:
+def operator_of(name: str, parts: OperatorParts) -> TTMatrix:
     """Return the operator as a TT-matrix; `name` is the prefix of error messages."""
     cores = [core[:, order][:, :, order] for core, order in _checked(name, parts)]  # wL p p* wR
     cores[0] = cores[0][[_end(name, "IdL of the first", parts.begin, cores[0].shape[0])]]

@@ -171,19 +171,28 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
     >>> gate.ranks
     (1, 1, 2, 2, 2, 1, 1)
     """
-    sizes = as_sizes("embed", "shape", shape)
-    sites = as_legs("embed", "legs", legs, len(sizes), proper=False)
+    return embed_for("embed", operator, legs, shape)
+
+
+def embed_for(
+    function: str, operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: Sequence[int]
+) -> TTMatrix:
+    """Return `embed`; errors name `function`."""
+    sizes = as_sizes(function, "shape", shape)
+    sites = as_legs(function, "legs", legs, len(sizes), proper=False)
     if not isinstance(operator, TTMatrix):
         if isinstance(operator, TensorTrain):
-            raise wrong_type("embed", "operator", "a TTMatrix or a matrix", operator, "pass tnlib.diag of it")
-        operator = _split_matrix(as_array("embed", "operator", operator, ndim=2), [sizes[leg] for leg in sites])
+            raise wrong_type(function, "operator", "a TTMatrix or a matrix", operator, "pass tnlib.diag of it")
+        operator = _split_matrix(
+            function, as_array(function, "operator", operator, ndim=2), [sizes[leg] for leg in sites]
+        )
     if len(sites) != len(operator.cores):
         raise ArgumentError(
-            f"embed: legs must be {len(operator.cores)}, one for each core of operator, got {sites}; name all."
+            f"{function}: legs must be {len(operator.cores)}, one for each core of operator, got {sites}; name all."
         )
     if tuple(sizes[leg] for leg in sites) != operator.col_shape:
         raise ArgumentError(
-            f"embed: legs must have sizes {operator.col_shape}, the columns of the operator, got "
+            f"{function}: legs must have sizes {operator.col_shape}, the columns of the operator, got "
             f"{tuple(sizes[leg] for leg in sites)}; name other legs."
         )
     if list(sites) != sorted(sites):
@@ -199,13 +208,13 @@ def embed(operator: TTMatrix | npt.ArrayLike, legs: int | Sequence[int], shape: 
     return TTMatrix(cores, exponent=operator.exponent)
 
 
-def _split_matrix(matrix: Array, sizes: Sequence[int]) -> TTMatrix:
+def _split_matrix(function: str, matrix: Array, sizes: Sequence[int]) -> TTMatrix:
     """Return a matrix on legs of these sizes as a TT-matrix; on several legs it must be square."""
     if len(sizes) == 1:
         return TTMatrix([matrix[None, ..., None]])
     if matrix.shape != (math.prod(sizes),) * 2:
         raise ArgumentError(
-            f"embed: operator must be square, of {math.prod(sizes)} rows, for legs of sizes {tuple(sizes)}, got "
+            f"{function}: operator must be square, of {math.prod(sizes)} rows, for legs of sizes {tuple(sizes)}, got "
             f"{matrix.shape}; name other legs, or pass tnlib.ttm_svd of it."
         )
     return ttm_svd(matrix, sizes, sizes).value

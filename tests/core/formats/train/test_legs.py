@@ -102,6 +102,22 @@ def test_correlations_are_those_of_the_dense_state(dtype: Any, seed: int) -> Non
     assert tnlib.expectation(tt, a, 2) == pytest.approx(tnlib.correlation(tt, a, np.eye(3))[2, 0], abs=1e-4)
 
 
+@given(dtype=dtypes, seed=st.integers(0, 9), center=st.sampled_from([None, 0, 2, 3]))
+def test_expectation_values_at_all_legs_are_those_at_each(dtype: Any, seed: int, center: int | None) -> None:
+    tt = train((3,) * 4, dtype, seed=-2000 * (seed % 2))
+    tt = tt if center is None else tnlib.canonicalize(tt, center)
+    a = oracles.normal((3, 3), np.complex128, seed=seed).astype(np.complex128)
+    for operator in (a, a + a.conj().T):
+        found = tnlib.expectation(tt, operator)
+        each = [tnlib.expectation(tt, operator, k) for k in range(4)]
+        np.testing.assert_allclose(found, each, atol=1e4 * np.finfo(tt.dtype).eps * np.linalg.norm(operator))
+        assert np.iscomplexobj(found) == np.iscomplexobj(each) == (operator is a)
+    sizes = train((2, 3, 1, 2), dtype, seed=seed)
+    operators = [oracles.normal((n, n), seed=seed + n) for n in sizes.shape]
+    each = [tnlib.expectation(sizes, operators[k], k) for k in range(4)]
+    np.testing.assert_allclose(tnlib.expectation(sizes, operators), each, atol=1e5 * np.finfo(sizes.dtype).eps)
+
+
 def test_correlations_between_legs_of_different_sizes() -> None:
     tt = train((2, 3, 2))
     spins = [np.diag(np.arange(n) - (n - 1) / 2) for n in tt.shape]
@@ -126,7 +142,11 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: tnlib.embed(tt, (0, 1, 2), (2, 3, 2)), "tnlib.diag"),
         (lambda: tnlib.expectation(tt, tnlib.eye((2, 2, 3))), "(2, 3, 2)"),
         (lambda: tnlib.expectation(tnlib.zeros((2, 2)), np.eye(2), 0), "zero"),
+        (lambda: tnlib.expectation(tt, np.eye(2)), "expectation: operator must be square, of 12 rows"),
+        (lambda: tnlib.expectation(tt, [np.eye(2), np.eye(3)]), "expectation: operator must be (n, n) for each leg"),
+        (lambda: tnlib.expectation(train((2, 2, 2)), np.eye(2), range(3)), "leave legs out"),
         (lambda: tnlib.correlation(tt, np.eye(2)), "for each leg"),
+        (lambda: tnlib.correlation(train((2, 2)), np.eye(2), string=np.eye(3)), "correlation: string must be (n, n)"),
         (lambda: tnlib.correlation(tt, [np.eye(2), np.eye(3)]), "for each leg"),
     ]
     for call, words in calls:
