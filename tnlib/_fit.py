@@ -31,7 +31,8 @@ class Fit(Generic[F]):
         True if `error` is never below the true error by more than roundoff. Subnormal results (below 2.2e-308, or
         1.2e-38 in single precision) are not certified, because their rounding errors are not relative.
     converged
-        False if the tolerance was missed, or an iteration reached its maximal number of steps.
+        False if the tolerance was missed, or an iteration reached its maximal number of steps. With `max_rank` alone
+        there is no tolerance to miss: True at any error.
     n_iter
         Number of sweeps; 0 for direct methods.
     notes
@@ -62,6 +63,13 @@ class Fit(Generic[F]):
         def __getattr__(self, name: str) -> NoReturn:
             where = "" if name.startswith("_") or not hasattr(self.value, name) else f"; use fit.value.{name}"
             raise AttributeError(f"'Fit' object has no attribute '{name}'{where}", name=name, obj=self)
+
+    def _refuse_arithmetic(self, other: Any) -> NoReturn:
+        raise ArgumentTypeError(
+            f"Fit: operands must be formats, got a Fit of a {type(self.value).__name__}; use fit.value."
+        )
+
+    __add__ = __sub__ = __mul__ = __matmul__ = _refuse_arithmetic
 
     def _repr_html_(self) -> str:
         title, *lines = repr(self).splitlines()

@@ -397,10 +397,7 @@ def refuse_different_legs(name: str, a: LinearFormat, b: LinearFormat) -> None:
 def refuse_different_sizes(name: str, a: Sequence[Any], b: Sequence[Any], reason: str) -> None:
     """Raise where the legs of two formats differ in number or size, naming the first one that does."""
     if len(a) != len(b):
-        raise ArgumentError(
-            f"{name}: both must have as many legs, got {len(a)} and {len(b)}; "
-            "a leg of size 1 can take the place of a missing one."
-        )
+        raise ArgumentError(f"{name}: both must have as many legs, got {len(a)} and {len(b)}; legs are not broadcast.")
     for k, (n, m) in enumerate(zip(a, b, strict=True)):
         if n != m:
             raise ArgumentError(f"{name}: leg {k} must have one size, got {n} and {m}; {reason}.")

@@ -10,6 +10,7 @@ import math
 import numbers
 import operator
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -37,7 +38,7 @@ def to_numpy(function: str, parameter: str, x: Any) -> Array:
     if type(x) is np.ndarray and x.dtype.isnative:
         return x
     if isinstance(x, np.ma.MaskedArray) or hasattr(x, "toarray"):
-        remedy = ".filled(...)" if isinstance(x, np.ma.MaskedArray) else ".toarray()"
+        remedy = ".filled(value), or use tnlib.tucker or cp" if isinstance(x, np.ma.MaskedArray) else ".toarray()"
         raise ArgumentTypeError(
             f"{function}: {parameter} must be dense and without a mask, got a {type(x).__name__}; pass {remedy}."
         )
@@ -129,6 +130,9 @@ def _as_native(function: str, parameter: str, a: Array) -> Array:
         return a.astype(np.float32)
     if a.dtype.kind in "iub":
         return a.astype(np.float64)
+    if a.dtype.kind == "U" and a.size and not (text := str(a.flat[0]))[:1].isdigit():
+        remedy = "open the file first" if re.search(r"[./\\]", text) else "pass the matrix or vector of that name"
+        raise ArgumentTypeError(f"{function}: {parameter} must be an array of numbers, got {text!r:.80}; {remedy}.")
     raise ArgumentTypeError(
         f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
         f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
@@ -209,8 +213,7 @@ def as_dtype(function: str, dtype: Any) -> np.dtype[Any]:
         name = ""
     if name not in NATIVE:
         raise ArgumentTypeError(f"{function}: dtype must be one of {', '.join(NATIVE)}, got {dtype!r}; choose one.")
-    native: np.dtype[Any] = np.dtype(name)
-    return native
+    return np.dtype(name)  # type: ignore[no-any-return]
 
 
 def as_rng(function: str, rng: Any) -> np.random.Generator:
@@ -422,14 +425,14 @@ def import_optional(function: str, module: str, package: str) -> Any:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CAP, _TOLERANCE = ("max_rank", "rank"), ("rtol",)
-_OURS = dict.fromkeys(("max_bond", "chi_max", "rank", "ranks", "rmax"), _CAP) | dict.fromkeys(
-    ("cutoff", "eps", "tol", "rel"), _TOLERANCE
-)
+_CAP, _TOLERANCE, _STORAGE = ("max_rank", "rank"), ("rtol",), ("storage",)
+_OURS = dict.fromkeys(("max_bond", "chi_max", "rank", "ranks", "rmax"), _CAP) | {"memory": _STORAGE}
+_OURS |= dict.fromkeys(("cutoff", "eps", "tol", "rel"), _TOLERANCE)
+_REMARKS = {"cutoff": ", the root of a cutoff on squared singular values", "memory": ", tnlib.Storage(memory=...)"}
 
 
 def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` with an error that names its own keyword where one of another library is passed."""
+    """Return `function` with an error that names its own keyword where one of another library, or none, is passed."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     ours = {name: next((k for k in known if k in names), None) for name, known in _OURS.items() if name not in names}
@@ -438,8 +441,10 @@ def refuse_foreign_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if kwargs and not ours.keys().isdisjoint(kwargs):
             name = min(ours.keys() & kwargs.keys())
-            advice = f"pass {ours[name]}= instead" if ours[name] else "leave it out"
+            advice = f"pass {ours[name]}= instead{_REMARKS.get(name, '')}" if ours[name] else "leave it out"
             raise ArgumentTypeError(f"{function.__name__}: keywords must be those of tnlib, got {name}=; {advice}.")
+        if len(args) > code.co_argcount:
+            raise ArgumentTypeError(f"{function.__name__}: too many arguments without a name; pass rtol= by name.")
         return function(*args, **kwargs)
 
     return run

@@ -208,7 +208,10 @@ REFUSED = [
         ValueError,
         ["TensorTrain: bond 1", "core 0 of shape (1, 2, 3)", "core 1 of shape (2, 4, 1)"],
     ),
-    (lambda: tnlib.TensorTrain([np.ones((2, 2))]), ValueError, ["TensorTrain: core 0 must have 3 legs", "(2, 2)"]),
+    (lambda: tnlib.TensorTrain([np.ones((2, 2))]), ValueError, ["TensorTrain: core 0 must have 3 legs", "(1, 2, 2)"]),
+    (lambda: tnlib.TensorTrain([CORES[0], np.ones((3, 2))]), ValueError, ["core 1 must have 3 legs", "(3, 2, 1)"]),
+    (lambda: tnlib.TensorTrain(CORES) @ tnlib.TensorTrain(CORES), TypeError, ["tnlib.inner is their overlap"]),
+    (lambda: tnlib.round(tnlib.TensorTrain(CORES)) + 1, TypeError, ["use fit.value"]),
     (lambda: tnlib.TensorTrain(None), TypeError, ["TensorTrain: cores must be a non-empty sequence", "NoneType"]),
     (lambda: tnlib.TensorTrain(CORES, center=2), ValueError, ["TensorTrain: center must lie between -2 and 1", "2"]),
     (lambda: tnlib.TensorTrain(CORES, center=0.0), TypeError, ["TensorTrain: center must", "0.0"]),
@@ -263,3 +266,12 @@ def test_what_no_memory_holds_is_not_begun(value: Any, words: list[str]) -> None
     for call in (value.full, lambda: np.asarray(value)):
         with oracles.refused(ValueError, *words):
             call()
+
+
+def test_names_of_other_libraries_are_answered_with_those_of_tnlib() -> None:
+    with pytest.raises(AttributeError, match=r"'to_dense'; use value\.full\(\)"):
+        tnlib.TensorTrain(CORES).to_dense()
+    with pytest.raises(AttributeError, match=r"attribute 'to_color'$"):
+        tnlib.TensorTrain(CORES).to_color()
+    with pytest.raises(AttributeError, match="No tnlib attribute MPS; use TensorTrain"):
+        tnlib.MPS()

@@ -62,8 +62,25 @@ def test_keywords_of_functions_without_a_cap() -> None:
         tnlib.tt_cross(lambda points: points.sum(axis=1), (3, 3), eps=1e-3)
     with oracles.refused(TypeError, "tt_cross", "max_bond=", "pass max_rank= instead"):
         tnlib.tt_cross(lambda points: points.sum(axis=1), (3, 3), rtol=1e-3, max_bond=3)
+    with oracles.refused(TypeError, "tt_svd", "memory=", "pass storage= instead, tnlib.Storage(memory=...)"):
+        tnlib.tt_svd(X, memory=2**20)
+    with oracles.refused(TypeError, "round: too many arguments without a name", "pass rtol= by name"):
+        tnlib.round(TRAIN, 1e-3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'color'"):
         tnlib.tt_svd(X, color=3)
+
+
+def test_text_and_masks_are_refused_with_the_remedy() -> None:
+    with oracles.refused(TypeError, "tt_svd: x must be an array of numbers, got 'big.zarr'", "open the file"):
+        tnlib.tt_svd("big.zarr")
+    with oracles.refused(TypeError, "expectation: operator", "'Sz'", "pass the matrix"):
+        tnlib.expectation(TRAIN, "Sz", 0)
+    with oracles.refused(TypeError, "product_state: vectors[0]", "'up'", "vector"):
+        tnlib.product_state(["up", "down"])
+    with oracles.refused(TypeError, "tt_svd", "without a mask", "or use tnlib.tucker or cp"):
+        tnlib.tt_svd(np.ma.masked_invalid(X))
+    with oracles.refused(TypeError, "round: t must be", "a list", "tnlib.round_randomized(t)"):
+        tnlib.round([TRAIN, TRAIN])
 
 
 USES: dict[str, Callable[[Any], object]] = {

@@ -12,7 +12,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, refuse_other_arrays
 from tnlib._format import Format
 from tnlib._typing import Array
-from tnlib._validate import as_array
+from tnlib._validate import advice_for, as_array
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
@@ -71,7 +71,13 @@ def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
 def wrong_object(function: str, obj: Any, kinds: str) -> ArgumentTypeError:
     """Return the error for an `obj` of the library that no tnlib format represents."""
     kind = f"{type(obj).__module__.split('.')[0]}.{type(obj).__name__}".removeprefix("builtins.")
-    return ArgumentTypeError(f"{function}: obj must be {kinds}, got a {kind}; bring it to one of these first.")
+    advice = advice_for(obj, "bring it to one of these first")
+    if advice.endswith(f".{function}"):  # of the same library
+        is_network = hasattr(obj, "tensor_map")
+        advice = (
+            "tnlib.interop.quimb takes other networks as they are" if is_network else "bring it to one of these first"
+        )
+    return ArgumentTypeError(f"{function}: obj must be {kinds}, got a {kind}; {advice}.")
 
 
 def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:

@@ -21,6 +21,7 @@ from tnlib._validate import as_rtol, import_optional
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.vidal import Vidal
+from tnlib.interop.core_arrays import wrong_object
 from tnlib.interop.safe_hdf5 import open_hdf5, write_hdf5
 from tnlib.interop.tenpy_build import PACKAGE, build, project_value
 from tnlib.interop.tenpy_parts import (
@@ -72,10 +73,7 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     """
     mps, mpo = (import_optional("from_tenpy", f"tenpy.networks.{name}", PACKAGE) for name in ("mps", "mpo"))
     if not isinstance(obj, mps.MPS | mpo.MPO) or getattr(obj, "_B_labels", STATE_LEGS) != STATE_LEGS:
-        raise ArgumentTypeError(
-            f"from_tenpy: obj must be an MPS of pure states or an MPO of TeNPy, got a {type(obj).__name__}; bring it "
-            "to one of the two first."
-        )
+        raise wrong_object("from_tenpy", obj, "an MPS of pure states or an MPO of TeNPy")
     kinds, perms = [type(site).__name__ for site in obj.sites], [np.asarray(site.perm) for site in obj.sites]
     if isinstance(obj, mpo.MPO):
         tensors = [_dense(w, OPERATOR_LEGS) for w in obj._W]

@@ -58,7 +58,9 @@ def round(
     ((1, 1, 1, 1), '4.000')
     """
     rtol, max_rank = as_rtol("round", rtol), as_max_ranks("round", max_rank)
-    lower_ranks = require("round", "round", "t", t, "decompose it first, for example with tnlib.tt_svd")
+    advice = "decompose it first, for example with tnlib.tt_svd"
+    advice = "pass sum(t), or tnlib.round_randomized(t)" if isinstance(t, list | tuple) else advice
+    lower_ranks = require("round", "round", "t", t, advice)
     check_bonds("round", max_rank, len(t.cores) - 1 if isinstance(t, TensorTrain | TTMatrix) else None)
     options = _group_options(t, degeneracy_tol)
     value, budget = lower_ranks(t, rtol, max_rank, **options)

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
+import quimb.tensor as qtn
 from physics_states import of_one_charge
 from tenpy.networks.mps import MPS
 from tenpy.networks.site import BosonSite, FermionSite, GroupedSite, SpinHalfFermionSite, SpinHalfSite, SpinSite
+from tnlib_adapters.interop.quimb import from_quimb
 from tnlib_adapters.interop.tenpy import from_tenpy, operator, to_tenpy
 
 import tnlib
@@ -73,6 +75,15 @@ def test_spins_and_a_given_string_have_the_correlations_of_tenpy() -> None:
     string = site.get_op("Sz") + 0.5 * site.get_op("Sz Sz")
     want = psi.correlation_function("Sp", "Sm", opstr=string, str_on_first=True)
     np.testing.assert_allclose(tnlib.correlation(train, x, y, string=[rotation] * 5), want, atol=1e-12)
+
+
+def test_objects_of_the_other_library_are_refused_with_its_converter() -> None:
+    with oracles.refused(TypeError, "from_quimb: obj must be", "tenpy.MPS", "interop.tenpy.from_tenpy"):
+        from_quimb(state("spins")[0])
+    with oracles.refused(TypeError, "from_tenpy: obj must be", "quimb.MatrixProductState", "interop.quimb.from_quimb"):
+        from_tenpy(qtn.MPS_ghz_state(3))
+    with oracles.refused(TypeError, "from_quimb: obj must be", "quimb.PEPS", "takes other networks as they are"):
+        from_quimb(qtn.PEPS.rand(2, 2, 2, seed=0))
 
 
 def test_what_is_no_site_or_no_operator_is_refused() -> None:

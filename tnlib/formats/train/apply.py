@@ -98,7 +98,7 @@ def apply(
     check_bonds("apply", max_rank, len(matrix.cores) - 1)
     refuse_unequal_legs("apply", operator, matrix)
     refuse_mixed_libraries("apply", operator=operator, x=x)
-    multiply = _truncated_product if operator.library == "numpy" else _rounded_product
+    multiply = truncated_product if operator.library == "numpy" else _rounded_product
     product, budget = multiply(operator, matrix, rtol, max_rank, degeneracy_tol)
     value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
@@ -112,7 +112,7 @@ def _rounded_product(
     return value, budget  # type: ignore[return-value]
 
 
-def _truncated_product(
+def truncated_product(
     a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product, left-canonical, and its truncations."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tnlib._array_api import astype, contiguous, dtype_of, from_host, namespace, refuse_different_libraries, reshape
-from tnlib._errors import ArgumentError
+from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import refuse_other_arrays
 from tnlib._format import LinearFormat, numpy_arrays, refuse_different_legs, refuse_other_format
 from tnlib._registry import require
@@ -41,6 +41,22 @@ from tnlib.linalg.scaling import (
     split_exponential,
 )
 
+_NAMES = {  # of other libraries
+    "to_dense": "value.full()",
+    "max_bond": "max(value.ranks)",
+    "bond_size": "value.ranks[bond]",
+    "chi": "value.ranks",
+    "compress": "tnlib.round(value)",
+    "truncate": "tnlib.round(value)",
+    "entropy": "tnlib.entropy(value, bond)",
+    "entanglement_entropy": "tnlib.entropies(value)",
+    "schmidt_values": "tnlib.schmidt_values(value, bond)",
+    "overlap": "tnlib.inner(value, other)",
+    "normalize": "value / value.norm()",
+    "canonicalize": "tnlib.canonicalize(value, center)",
+    "canonical_form": "tnlib.canonicalize(value, center)",
+    "expectation_value": "tnlib.expectation(value, operator)",
+}
 _LOG_SCALE_LIMIT = 1e12  # of log_scale, beyond which its fraction is lost to rounding
 
 
@@ -63,6 +79,13 @@ class Train(LinearFormat):
     ) -> None:
         name = type(self).__name__
         refuse_different_libraries(name, as_list(name, "cores", cores, "arrays"))
+        for k in {0, len(cores) - 1}:
+            shape = tuple(getattr(cores[k], "shape", ()))
+            if len(shape) == self._core_ndim - 1 and shape[-1 if k else 0] != 1:
+                raise ArgumentError(
+                    f"{name}: core {k} must have {self._core_ndim} legs, got shape {shape}; an outer bond is a leg of "
+                    f"size 1: {(*shape, 1) if k else (1, *shape)}."
+                )
         stored = as_stored_list(name, "core", cores, ndim=self._core_ndim, any_library=True)
         check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
@@ -136,6 +159,14 @@ class Train(LinearFormat):
         if self.center is None or raw.find_center(self.cores, self.center) == self.center:
             return None
         return f"all cores but core {self.center}, the centre, must be isometric towards it, and are not"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            where = f"; use {_NAMES[name]}" if name in _NAMES else ""
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'{where}", name=name, obj=self
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -295,6 +326,15 @@ class TensorTrain(Train):
         """Return `train`, `folded`."""
         return train.folded()
 
+    def __matmul__(self, other: Any) -> Any:
+        """Refuse two trains: `tnlib.inner` is their overlap. A train times a TTMatrix is a row times a matrix."""
+        if isinstance(other, TensorTrain):
+            raise ArgumentTypeError(
+                "TensorTrain @ TensorTrain: one must be a TTMatrix, got two trains; tnlib.inner is their overlap, "
+                "tnlib.outer their product."
+            )
+        return NotImplemented
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes (n[0], ..., n[d-1]) of the outer legs."""
@@ -348,7 +388,8 @@ def check_bonds(name: str, cores: Sequence[Any]) -> None:
         if cores[k - 1].shape[-1] != cores[k].shape[0]:
             raise ArgumentError(
                 f"{name}: bond {k} must have one size, got core {k - 1} of shape {tuple(cores[k - 1].shape)} "
-                f"and core {k} of shape {tuple(cores[k].shape)}; make the last leg of one the first of the other."
+                f"and core {k} of shape {tuple(cores[k].shape)}; the first leg of a core is its left bond, "
+                "the last one its right bond."
             )
     ends = cores[0].shape[0], cores[-1].shape[-1]
     if ends != (1, 1):

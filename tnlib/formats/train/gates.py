@@ -24,11 +24,11 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_array, as_legs, as_max_rank, as_rtol, refuse_foreign_keywords
-from tnlib.formats.train.apply import apply
+from tnlib.formats.train.apply import truncated_product
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.legs import embed
-from tnlib.formats.train.tt_matrix import TTMatrix, as_train
+from tnlib.formats.train.tt_matrix import TTMatrix, as_column, as_train
 from tnlib.formats.train.tt_rounding import change_pair
 from tnlib.formats.train.tt_svd import ttm_svd
 from tnlib.linalg.scaling import rescale
@@ -58,11 +58,12 @@ def apply_gate(
         (n n', n n') whose slower index belongs to the first of `legs`, or an array (m, m', n, n'). It need not be
         unitary.
     legs
-        One leg, or two legs in either order. A gate on two distant legs becomes an operator by `tnlib.embed`, which
-        `tnlib.apply` applies.
+        One leg, or two legs in either order, neighbours or not. On distant legs the gate is applied as an operator, by
+        `tnlib.embed` and `tnlib.apply`.
     rtol, max_rank
-        Relative Frobenius error of the whole tensor, and maximal rank of the bond between the two legs; the smaller
-        rank is used. If both are None, the numerical rank. A gate on one leg changes no rank.
+        Relative Frobenius error of the whole tensor, and maximal rank of the bond between two neighbours, of distant
+        legs of every bond; the smaller rank is used. If both are None, the numerical rank. A gate on one leg changes no
+        rank.
 
     Returns
     -------
@@ -99,7 +100,10 @@ def apply_gate(
         four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
         ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
         if abs(sites[0] - sites[1]) > 1:
-            return apply(_operator(ordered, sorted(sites), tt.shape), tt, rtol=rtol, max_rank=max_rank)
+            operator = _operator(ordered, sorted(sites), tt.shape)
+            product, budget = truncated_product(operator, as_column(tt), rtol, max_rank, 0.0)
+            notes = budget.notes("bond", first=1)
+            return report("apply_gate", product.fused(), error=budget.error, rtol=rtol, notes=notes)
         value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
     else:
         raise ArgumentError(

@@ -161,3 +161,10 @@ def test_wrong_input_is_refused() -> None:
         tnlib.apply_gate(tt, np.eye(2), 0, max_bond=4)  # type: ignore[call-arg]
     with oracles.refused(TypeError, "apply_gate: tt must be a TensorTrain"):
         tnlib.apply_gate(tnlib.eye((2, 2)), np.eye(2), 0)  # type: ignore[arg-type]
+
+
+def test_a_missed_tolerance_on_distant_legs_is_reported_by_apply_gate() -> None:
+    swap = np.eye(4)[[0, 2, 1, 3]]
+    with pytest.warns(tnlib.ConvergenceWarning, match="apply_gate: the error") as caught:
+        tnlib.apply_gate(tnlib.random.tensor_train((2,) * 4, 4, rng=0), swap, (0, 3), rtol=1e-6, max_rank=1)
+    assert [warning.filename for warning in caught] == [__file__]
