@@ -113,6 +113,34 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         _must_be_current(drawn)
 
 
+def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sz, cd = np.diag([0.5, -0.5]), np.array([[0.0, 0.0], [1.0, 0.0]])
+    psi, phi = (tnlib.tt_svd(x / np.linalg.norm(x)).value for x in np.random.default_rng(0).random((2, *(2,) * 8)))
+    interop.itensor.write("psi.h5", psi)
+    names: dict[str, object] = {"np": np, "tnlib": tnlib, "interop": interop, "psi": psi, "phi": phi, "sz": sz}
+    names |= {
+        "H": tnlib.embed(sz, 3, psi.shape),
+        "vector": psi.full().ravel(),
+        "matrix": np.eye(256),
+        "gate": np.eye(4),
+    }
+    names |= {
+        "cd": cd,
+        "c": cd.T,
+        "jw": 2 * sz,
+        "state": interop.quimb.to_quimb(psi),
+        "mps": interop.tenpy.to_tenpy(psi),
+    }
+    names["mps"].sites[0].add_op("Sz", sz)  # type: ignore[attr-defined]
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| (.*) \|$", text[text.index("## States") : text.index("## Not here")], re.MULTILINE)
+    calls = [call for row in rows for call in re.findall(r"`([^`]*)`", row) if "(" in call or call == "psi.ranks"]
+    assert len(calls) > 25
+    for call in calls:
+        eval(call, names)
+
+
 def code_cells(notebook: Path) -> list[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     if not notebook.stem.endswith("of-a-language-model"):  # whose outputs the pages show; make docs runs the others
