@@ -14,11 +14,11 @@ from tnlib.linalg.threads import parallel_matmul, run_parallel, split_range, thr
 # Multiplications from which the kernels are used: loading them takes most of a second, in which BLAS does hundreds of
 # times as many.
 KERNEL_WORK = 1 << 25
-# Rows up to which the kernels take about three quarters of the time of BLAS or less, by bytes of a number; BLAS needs
-# converted copies of single precision, and transposed ones of slabs. For one slab in double precision BLAS is faster.
-_GRAM_ROWS, _FACTOR_ROWS = {4: 128, 8: 32}, {4: 64, 8: 16}
+# Rows up to which the kernels are about 1.3 times as fast as BLAS or more, by bytes of a number; BLAS needs converted
+# copies of single precision, and transposed ones of slabs. For one slab in double precision BLAS may be as fast.
+_GRAM_ROWS, _FACTOR_ROWS = {4: 64, 8: 16}, {4: 16, 8: 12}
 _WIDTH = 256  # columns of a block, which then stays in the second cache
-_BLOCK = 1 << 18  # entries that are converted at a time
+_BLOCK, _PRODUCT_COLUMNS = 1 << 18, 1 << 11  # entries that are converted at a time, and columns of a product with few
 
 
 def gram(a: Array) -> Array:
@@ -86,14 +86,21 @@ def times_adjoint_by_kernel(a: Array, b: Array) -> Array:
 
 
 def times_adjoint_by_blas(a: Array, b: Array) -> Array:
-    """Return `times_adjoint` by matrix products of converted blocks of rows."""
+    """Return `times_adjoint` by matrix products of converted blocks, over rows in parallel."""
     m, n = a.shape
     wide = np.result_type(a.dtype, b.dtype, np.float64)
-    adjoint = b.astype(wide, copy=False).conj().T
-    out = np.empty((m, len(b)), wide)
-    step = max(1, _BLOCK // n)
-    for i in range(0, m, step):
-        np.matmul(a[i : i + step].astype(wide, copy=False), adjoint, out=out[i : i + step])  # m [n] l
+    out = np.zeros((m, len(b)), wide)
+    columns = min(n, _PRODUCT_COLUMNS)
+    step = max(1, _BLOCK // columns)
+
+    def multiply(start: int, stop: int) -> None:
+        for k in range(0, n, columns):
+            right = b[:, k : k + columns].astype(wide, copy=False).conj().T
+            for i in range(start, stop, step):
+                rows = slice(i, min(i + step, stop))
+                out[rows] += a[rows, k : k + columns].astype(wide, copy=False) @ right  # m [n] l
+
+    run_parallel(multiply, split_range(m, thread_count() if a.size > _PROJECTED_BLOCK else 1, multiple=8))
     return out
 
 

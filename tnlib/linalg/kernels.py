@@ -138,9 +138,9 @@ def add_gram(a: Array, slabs: tuple[int, int], columns: tuple[int, int], width: 
 def times_rows(a: Array, b: Array, width: int, out: Array) -> None:
     """Add a (m, n) times the transpose of b (l, n) to out (m, l); m and l are multiples of four."""
     m, n = a.shape
-    for i in range(0, m, 4):
-        for k in range(0, n, width):
-            e = min(k + width, n)
+    for k in range(0, n, width):  # the block of b stays in cache
+        e = min(k + width, n)
+        for i in range(0, m, 4):
             for j in range(0, len(b), 4):
                 x = a[i, k:e], a[i + 1, k:e], a[i + 2, k:e], a[i + 3, k:e]
                 y = b[j, k:e], b[j + 1, k:e], b[j + 2, k:e], b[j + 3, k:e]
