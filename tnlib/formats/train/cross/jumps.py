@@ -1,4 +1,4 @@
-"""Random indices where a train differs most from its next entry: errors at a jump of a function lie beside these."""
+"""Random indices where a train has jumps and kinks: errors at those of a function lie beside them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tnlib.formats.train.cross.error_estimate import entries
 from tnlib.formats.train.cross.sampling import Rng, sample_train
 from tnlib.formats.train.format import TensorTrain
 
+_KINK_LEGS = 8  # of a sample: the work for each is linear in the number of legs
+
 
 def sample_jumps(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
     """Return indices (2 m, d), two neighbours for each of `heads` (m, d), whose first legs are given, the others -1.
@@ -20,13 +22,52 @@ def sample_jumps(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
     to the second, the next entry of the flat array: binary digits are carried. Where they differ by less than `least`,
     the two are the first and the last entry with these legs.
     """
-    reverse = move_center(difference(t).T, len(t.cores) - 1)
-    first = sample_train(reverse.cores, len(heads), rng, heads[:, ::-1])[:, ::-1]
+    first = _sample(difference(t), heads, rng)
     after = _next(first, t.shape)
     flat = np.abs(entries(t, first) - entries(t, after)) < least
-    first[flat] = np.maximum(heads[flat], 0)
-    after[flat] = np.where(heads[flat] < 0, np.array(t.shape) - 1, heads[flat])
+    first[flat], after[flat] = _ends(heads[flat], t.shape)
     return np.concatenate([first, after])
+
+
+def sample_kinks(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
+    """Return indices (3 m, d), three neighbours along one leg for each of `heads` (m, d), whose first legs are given.
+
+    The leg has more than two values and is random, among those that are not given where there are any. The neighbours
+    are drawn with a probability proportional to the square of their second difference. Where it is less than `least`,
+    the last two are the first and the last entry with the given legs.
+    """
+    wide = np.flatnonzero(np.array(t.shape) > 2)
+    wide = np.sort(rng.permutation(wide)[:_KINK_LEGS])
+    n_given = np.searchsorted(wide, np.count_nonzero(heads >= 0, axis=1))
+    legs, points = wide[rng.integers(n_given % len(wide), len(wide))], [heads[:0]]
+    for leg in np.unique(legs):
+        of_leg, step = heads[legs == leg], np.arange(len(t.cores)) == leg
+        of_leg[:, leg] = -1
+        before = _sample(second_difference(t, leg), of_leg, rng)
+        middle, after = before + step, before + 2 * step
+        flat = np.abs(entries(t, before) - 2 * entries(t, middle) + entries(t, after)) < least
+        middle[flat], after[flat] = _ends(of_leg[flat], t.shape)
+        points += [before, middle, after]
+    return np.concatenate(points)
+
+
+def _sample(t: TensorTrain, heads: Array, rng: Rng) -> Array:
+    """Return indices (m, d) with the first legs of `heads`, drawn with a probability proportional to |t|^2."""
+    reverse = move_center(t.T, len(t.cores) - 1)
+    return sample_train(reverse.cores, len(heads), rng, heads[:, ::-1])[:, ::-1]
+
+
+def _ends(heads: Array, shape: Sequence[int]) -> tuple[Array, Array]:
+    """Return the first and the last index (m, d) with the first legs of each of `heads`."""
+    return np.maximum(heads, 0), np.where(heads < 0, np.array(shape) - 1, heads)
+
+
+def second_difference(t: TensorTrain, leg: int) -> TensorTrain:
+    """Return the train of t[i] - 2 t[i + 1] + t[i + 2] along `leg`, which has two values fewer."""
+    cores = list(t.cores)
+    core = cores[leg]
+    cores[leg] = core[:, :-2] - 2 * core[:, 1:-1] + core[:, 2:]
+    return TensorTrain.from_sweep(cores, None, t.exponent)
 
 
 def difference(t: TensorTrain) -> TensorTrain:

@@ -18,7 +18,7 @@ from tnlib._validate import as_count, as_max_rank, as_rng, as_rtol, as_sizes, re
 from tnlib.formats.train.cross.cached_function import CachedFunction, CallBudgetExceeded
 from tnlib.formats.train.cross.error_estimate import ErrorEstimator, Sample
 from tnlib.formats.train.cross.interpolation import CrossInterpolation
-from tnlib.formats.train.cross.jumps import sample_jumps
+from tnlib.formats.train.cross.jumps import sample_jumps, sample_kinks
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_rounding import round_train
 from tnlib.formats.train.tt_svd import tt_svd
@@ -385,7 +385,7 @@ class _Search:
         return any(cross.grow(sample.points, part * sample.errors, roundoff) for part in _THRESHOLDS)
 
     def _jumps(self, cross: CrossInterpolation, train: TensorTrain, count: int) -> Array:
-        """Return points beside jumps of the train, of up to `count` of the rows of all tables.
+        """Return points beside jumps or kinks of the train, of up to `count` of the rows of all tables.
 
         A train that is right at every row of a table, whatever the legs on the right, is right everywhere.
         """
@@ -396,7 +396,9 @@ class _Search:
             of_core = (start <= numbers) & (numbers < start + size)
             heads[of_core, : k + 1] = cross.indices(k, numbers[of_core] - start)
             start += size
-        return sample_jumps(train, heads, self._rtol * self._f.largest, self._rng)
+        least, n_kinks = self._rtol * self._f.largest, len(heads) * sum(n > 2 for n in self._shape) // len(sizes)
+        parts = (sample_kinks, heads[:n_kinks]), (sample_jumps, heads[n_kinks:])
+        return np.concatenate([sample(train, part, least, self._rng) for sample, part in parts if len(part)])
 
     def _crossings(self, cross: CrossInterpolation, count: int) -> Array:
         """Return points between a row of one bond and a column of the next but one, their two own legs uniform."""
