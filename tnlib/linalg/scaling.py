@@ -67,8 +67,11 @@ class Scaled(NamedTuple):
 
 def rescale_drift(array: Array, exponent: int) -> Scaled:
     """Return `array` * 2**`exponent`, rescaled where a sweep has left the neighbourhood of 1."""
-    if isinstance(array, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(array) < _NEAR_ONE[1]:
-        return Scaled(array, exponent)
+    if isinstance(array, np.ndarray) and 0 < (square := sum_of_squares(array)) < math.inf:
+        if _NEAR_ONE[0] < square < _NEAR_ONE[1]:
+            return Scaled(array, exponent)
+        e = math.frexp(square)[1] // 2
+        return Scaled(shift(array, -e), exponent + e)
     e = math.frexp(largest(array))[1]
     return Scaled(array, exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), exponent + e)
 

@@ -67,20 +67,17 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
     right, those behind the last core into that one. Matrices alone leave one core without a leg, (1, 1).
     """
     cores: list[Array] = []
-    carry = Scaled(np.ones((1, 1), parts[0].dtype))
-    pending = False
+    carry, e = None, 0
     for part in parts:
         if part.ndim == 2:
-            carry = rescale_drift(carry.array @ part if pending else part, carry.exponent)  # l [r] r'
-            pending = True
-        else:
-            core, e = carry.update(attach_left(carry.array, part)) if pending else (part, carry.exponent)
-            carry, pending = Scaled(carry.array, e), False
-            cores.append(core)
-    if pending and cores:
-        cores[-1], e = carry.update(attach_right(cores[-1], carry.array))
-        return cores, e
-    return cores or [carry.array], carry.exponent
+            carry, e = rescale_drift(part if carry is None else carry @ part, e)  # l [r] r'
+            continue
+        core, e = (part, e) if carry is None else rescale_drift(attach_left(carry, part), e)
+        cores.append(core)
+        carry = None
+    if carry is not None and cores:
+        cores[-1], e = rescale_drift(attach_right(cores[-1], carry), e)
+    return cores or [carry], e
 
 
 def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:

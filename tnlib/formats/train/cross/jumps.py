@@ -34,7 +34,7 @@ def sample_kinks(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
 
     The leg has more than two values and is random, among those that are not given where there are any. The neighbours
     are drawn with a probability proportional to the square of their second difference. Where it is less than `least`,
-    the last two are the first and the last entry with the given legs.
+    they are a random corner, the first and the last entry with the given legs.
     """
     wide = np.flatnonzero(np.array(t.shape) > 2)
     wide = np.sort(rng.permutation(wide)[:_KINK_LEGS])
@@ -46,7 +46,8 @@ def sample_kinks(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
         before = _sample(second_difference(t, leg), of_leg, rng)
         middle, after = before + step, before + 2 * step
         flat = np.abs(entries(t, before) - 2 * entries(t, middle) + entries(t, after)) < least
-        middle[flat], after[flat] = _ends(of_leg[flat], t.shape)
+        middle[flat], after[flat] = first, last = _ends(of_leg[flat], t.shape)
+        before[flat] = np.where(rng.random(first.shape) < 0.5, first, last)
         points += [before, middle, after]
     return np.concatenate(points)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -64,12 +65,14 @@ def test_kinks_are_drawn_by_their_squares(dtype: np.dtype) -> None:
     assert np.abs(frequencies - squares / squares.sum()).max() <= 5 / np.sqrt(count)
 
 
-def test_heads_without_a_kink_end_at_their_first_and_last_entry() -> None:
+def test_heads_without_a_kink_end_at_their_corners() -> None:
     """A leg that is given is free where no other one has more than two values."""
     heads = np.array([[0, 1, -1, -1], [0, 1, 2, 1]])
     for head, first, last in zip(heads, ([0, 1, 0, 0], [0, 1, 0, 1]), ([0, 1, 3, 1], [0, 1, 3, 1]), strict=True):
-        points = sample_kinks(tnlib.ones((2, 2, 4, 2)), head[None], 1e-6, np.random.default_rng(0))
-        assert points[1:].tolist() == [first, last]
+        points = sample_kinks(tnlib.ones((2, 2, 4, 2)), np.tile(head, (99, 1)), 1e-6, np.random.default_rng(0))
+        assert points[99:].tolist() == [first] * 99 + [last] * 99
+        corners = itertools.product(*[{a, b} for a, b in zip(first, last, strict=True)])
+        assert set(map(tuple, points[:99].tolist())) == set(corners)
 
 
 @pytest.mark.slow
