@@ -67,7 +67,8 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
     right, those behind the last core into that one. Matrices alone leave one core without a leg, (1, 1).
     """
     cores: list[Array] = []
-    carry, e = None, 0
+    carry: Array | None = None
+    e = 0
     for part in parts:
         if part.ndim == 2:
             carry, e = rescale_drift(part if carry is None else carry @ part, e)  # l [r] r'
@@ -75,9 +76,12 @@ def contract_fixed_legs(parts: Sequence[Array]) -> tuple[list[Array], int]:
         core, e = (part, e) if carry is None else rescale_drift(attach_left(carry, part), e)
         cores.append(core)
         carry = None
-    if carry is not None and cores:
-        cores[-1], e = rescale_drift(attach_right(cores[-1], carry), e)
-    return cores or [carry], e
+    if carry is None:
+        return cores, e
+    if not cores:
+        return [carry], e
+    cores[-1], e = rescale_drift(attach_right(cores[-1], carry), e)
+    return cores, e
 
 
 def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
