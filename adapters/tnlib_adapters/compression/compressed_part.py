@@ -63,12 +63,13 @@ def _tables(wiring: Wiring) -> list[str]:
     return [name for name in wiring.matrices if wiring.is_embedding(name) or wiring.is_unembedding(name)]
 
 
-def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool) -> set[str]:
-    """Return the tensor names of the weights that `what` selects, without biases."""
-    wiring = checkpoint.wiring
+def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool) -> dict[str, TensorInfo | None]:
+    """Return the biases of the weights that `what` selects, None where there is none, by tensor name of the weight."""
+    wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
     layers = wiring.projection_layers(what)
-    attention = {linear.weight for k in layers for linear in wiring.layers[k].attention.projections.values()}
-    return attention | {wiring.matrices[name].weight for name in names_of(checkpoint, what, with_text=with_text)}
+    attention = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
+    others = [wiring.matrices[name] for name in names_of(checkpoint, what, with_text=with_text)]
+    return {linear.weight: tensors.get(linear.bias or "") for linear in (*attention, *others)}
 
 
 def widest_component(checkpoint: Checkpoint, what: str) -> int:

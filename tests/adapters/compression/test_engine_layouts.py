@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import few_steps, leave_out_pictures  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import forms_of  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights, count_compressed  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF  # noqa: E402
+from tnlib_adapters.compression.request import Request  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
@@ -164,3 +168,25 @@ def test_onnxruntime_computes_with_the_integers_of_an_encoder(written: Written, 
     other = written("compressed-tensors", Budget(bits=3.0), source=source)
     with refused(ArgumentError, "--layout onnxruntime"):
         export_onnx(other, tmp_path / "graph2")
+
+
+@pytest.mark.parametrize("layout", sorted(ENGINES))
+def test_fewer_bits_than_the_smallest_forms_take_are_refused_before_any_work(
+    layout: str, text: Path, tmp_path: Path
+) -> None:
+    if layout == GGUF:
+        pytest.importorskip("gguf")
+    model = open_checkpoint(builtin_path("llama"))
+    what = Request.of(Budget(bits=8), calibration=text, layout=layout).what
+    smallest, n_parameters = 0, count_compressed(model, what, with_text=True)
+    for name in compressed_weights(model, what, with_text=True):
+        n_out, n_in = model.folder.tensors[name].shape
+        forms = forms_of(Request.of(Budget(bits=8), calibration=text, layout=layout)).whole(n_in, 0)
+        smallest += min(form.n_bits((n_in, n_out)) for _, of_group in forms for form in of_group)
+    fewest = math.ceil(100 * smallest / n_parameters) / 100
+    for bits in (fewest - 0.01, ENGINES[layout].fewest_bits):
+        if bits < smallest / n_parameters:
+            with refused(ArgumentError, f"compress: bits must be at least {fewest:g} for layout {layout!r}"):
+                compress(builtin_path("llama"), tmp_path / "out", Budget(bits=bits), calibration=text, layout=layout)
+    Request.of(Budget(bits=fewest), calibration=text, layout=layout).check(model)
+    assert not any(tmp_path.iterdir())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint, plan  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import K_QUANTS  # noqa: E402
 from tnlib_adapters.compression.gguf_file import write_gguf  # noqa: E402
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated  # noqa: E402
@@ -221,7 +223,7 @@ def test_a_model_that_cannot_be_written_is_refused_before_any_work(word: str, tm
     ("model", "budget", "words"),
     [
         ("in", Budget(bits=2.6), "at least 2.625"),
-        (builtin_path("llama"), Budget(bits=4.0), "at least 4.5 for layout 'gguf' and sides"),
+        (builtin_path("llama"), Budget(bits=4.0), "at least 4.5 for layout 'gguf' on this model"),
         (builtin_path("llama"), Budget(store="int3"), "store must be of 4, 5, 8 bits"),
     ],
 )
@@ -229,3 +231,26 @@ def test_widths_that_no_block_holds_are_refused(model: Any, budget: Budget, word
     (tmp_path / "text.txt").write_text(made_up_text(), encoding="utf-8")
     with refused(ArgumentError, words):
         compress(model, tmp_path / "out", budget, calibration=tmp_path / "text.txt", layout="gguf")
+
+
+MIXED = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("function", [compress, plan])
+def test_fewer_bits_than_the_types_of_the_rows_take_are_refused(function: Any, tmp_path: Path) -> None:
+    source = random_llama(tmp_path / "in", MIXED)
+    (tmp_path / "text.txt").write_text(made_up_text(), encoding="utf-8")
+    options: dict[str, Any] = {"calibration": tmp_path / "text.txt", "layout": "gguf"}
+    tensors = open_checkpoint(source).folder.tensors.values()
+    shapes = [info.shape for info in tensors if len(info.shape) == 2]
+    n_parameters = sum(math.prod(shape) for shape in shapes)
+    n_bits = sum(math.prod(shape) * (2.625 if shape[1] == 256 else 4.5) for shape in shapes)
+    fewest = math.ceil(100 * n_bits / n_parameters) / 100
+    assert 2.625 < n_bits / n_parameters < 4.5
+    call = partial(function, source, **({} if function is plan else {"out": tmp_path / "out"}))
+    with refused(ArgumentError, f"compress: bits must be at least {fewest:g} for layout 'gguf' on this model", "raise"):
+        call(budget=Budget(bits=fewest - 0.02), **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "text.txt"]
+    result = call(budget=Budget(bits=fewest), effort="low", **options)  # accepted, and met
+    if function is compress:
+        assert n_bits / n_parameters <= result.average_bits <= fewest
