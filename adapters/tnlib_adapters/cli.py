@@ -126,7 +126,7 @@ def compress(source: str, out: Path, **options: Any) -> None:
         arguments = arguments_of(**options, progress=progress)
         with open_executor(**of_executor) as executor:
             arguments["run"] = replace(arguments["run"], executor=executor)
-            report = run(_folder(source), out, **arguments)
+            report = run(_folder("compress", source), out, **arguments)
     from tnlib_adapters.compression.report import show_report
 
     show_report(report, out)
@@ -145,16 +145,16 @@ def plan(source: str, **options: Any) -> None:
     with command() as progress:
         from tnlib_adapters.compression.plan_run import plan as run
 
-        planned = run(_folder(source), **arguments_of(**options, progress=progress))
+        planned = run(_folder("plan", source), **arguments_of(**options, progress=progress))
     click.echo(planned)
 
 
 @main.command(epilog=_IN_HELP)
 @click.argument("source", metavar="IN")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT")
 @click.argument("text", metavar="TEXT", type=click.Path(path_type=Path))
 @options_of_placement
-def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
+def evaluate(source: str, out: str, text: Path, **options: Any) -> None:
     """Compare the outputs of the checkpoint IN and its compression OUT on the text file TEXT.
 
     For embedding models, it prints the cosine similarity of the two embeddings of every line; lines are truncated at
@@ -164,7 +164,8 @@ def evaluate(source: str, out: Path, text: Path, **options: Any) -> None:
     with command() as progress:
         from tnlib_adapters.compression.evaluate import evaluate as run
 
-        evaluation = run(_folder(source), out, text, **options, progress=progress)
+        before, after = _folder("evaluate", source), _folder("evaluate", out, "OUT")
+        evaluation = run(before, after, text, **options, progress=progress)
     from tnlib_adapters.compression.report import show_evaluation
 
     show_evaluation(evaluation)
@@ -182,7 +183,7 @@ def inspect(source: str, text: str | None, text_file: Path | None, out: Path, fo
     with command() as progress:
         from tnlib_adapters.inspection.inspect import inspect as run
 
-        page = run(_folder(source), out, text=text, text_file=text_file, force=force, progress=progress)
+        page = run(_folder("inspect", source), out, text=text, text_file=text_file, force=force, progress=progress)
     click.echo(page)
 
 
@@ -199,7 +200,7 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
     with command():
         from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run
 
-        graph = run(_folder(source), out, force=force)
+        graph = run(_folder("export-onnx", source), out, force=force)
     click.echo(graph)
 
 
@@ -239,10 +240,14 @@ def info(file: str) -> None:
     click.echo(text)
 
 
-def _folder(source: str) -> Path:
+def _folder(command_name: str, source: str, argument: str = "IN") -> Path:
+    """Return the folder of a built-in model, of a path, or of a model in the local cache of the hub."""
     from tnlib_adapters.data import builtin_path
+    from tnlib_adapters.files.folder import find_folder
 
-    return builtin_path(BUILTIN[source]) if source in BUILTIN and not Path(source).exists() else Path(source)
+    if source in BUILTIN and not Path(source).exists():
+        return builtin_path(BUILTIN[source])
+    return find_folder(command_name, argument, source, tuple(BUILTIN))
 
 
 if __name__ == "__main__":

@@ -57,12 +57,13 @@ _COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
                   help="Largest fraction of the parameters of the compressed part to store, in (0, 1]."),
     click.option("--max-error", type=float, metavar="E",
-                  help="Choose the smallest size with a predicted error of at most E. The error is the relative error "
-                  "of the weights; with --calibrate, 1 - cosine of the embeddings or the KL divergence in nats per "
-                  "token."),
+                  help="Choose the smallest size with a predicted error of at most E. With --calibrate: the fewest bits, "
+                  "for 1 - cosine of the embeddings or the KL divergence in nats per token. Without: the fewest "
+                  "parameters, for the relative error of the weights."),
     click.option("--bits", type=float, metavar="BITS",
                   help="Largest average of stored bits per parameter of the compressed part, with scales and biases; 4 "
-                  "if no size is given. Requires --calibrate. With --keep, both bounds hold."),
+                  "if no size is given. Requires --calibrate. With --keep, both bounds hold. Below 2 bits weights become "
+                  "factors of 2-bit integers, with large errors."),
     click.option("--flops", type=float, metavar="FRACTION",
                   help="Largest fraction of the multiplications per token in the compressed weights, for speed. "
                   "Requires --calibrate. With --keep, both bounds hold."),
@@ -71,8 +72,8 @@ _COMPRESSION = (
                   "unembedding. linear: attention and feed-forward layers, which layouts of engines hold. mlp: the "
                   "matrices of the feed-forward layers."),
     click.option("--method", type=click.Choice(tuple(TABLE)),
-                  show_default="with --calibrate: quantized for --bits or without a size, else calibrated; without "
-                  "--calibrate: heads, or matrix with --what mlp",
+                  show_default="with --calibrate: calibrated for --keep or --flops without --bits, else quantized; "
+                  "without --calibrate: heads, or matrix with --what mlp",
                   help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
                   help="Calibration data, representative of the model's use: a text file, JSON Lines (*.jsonl) with "

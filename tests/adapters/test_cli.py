@@ -156,7 +156,9 @@ class Bad:
 
 
 BAD: dict[str, Bad] = {
-    "missing IN": Bad(("nowhere", "check the path"), source="nowhere"),
+    "missing IN": Bad(
+        ("compress: IN must exist, found no folder at {place}/nowhere; check the path.",), source="nowhere"
+    ),
     "IN is the weight file": Bad(
         (f"the file {{place}}/in/{WEIGHTS}; pass the folder that contains it, {{place}}/in.",), source=f"in/{WEIGHTS}"
     ),
@@ -310,6 +312,19 @@ def test_texts_that_cannot_be_read(name: str, case: str, place: Path, monkeypatc
 EVALUATE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "missing IN": (["nowhere", "in"], ("nowhere", "check the path")),
     "missing OUT": (["in", "nowhere"], ("nowhere", "check the path")),
+    "missing path": (
+        ["./nowhere", "in"],
+        ("Error: evaluate: IN must exist, found no folder at ./nowhere; check the path.",),
+    ),
+    "unknown name": (
+        ["in", "nowhere"],
+        (
+            "Error: evaluate: OUT must exist, found no folder at nowhere; check the path, or name a model of the "
+            "package, 'builtin' or 'builtin-llama', or, for a model on the hub, download it first: hf download "
+            "nowhere.",
+        ),
+    ),
+    "built-in OUT": (["small", "builtin-llama"], ("the original must come first", "swap IN and OUT")),
     "no checkpoint": (["in", "full"], (CONFIG,)),
     "swapped": (["small", "in"], ("the original must come first", "got the compression small first; swap IN and OUT.")),
 }

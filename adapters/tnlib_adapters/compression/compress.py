@@ -82,8 +82,8 @@ def compress(
         no calibration data, the others require them: in "calibrated" every weight keeps the components with the largest
         effect on the output, in "quantized" it is rounded so that errors compensate each other; then every layer is
         fitted to the outputs of the original layer. None without calibration data is "heads", or "matrix" for "mlp" and
-        plain rounding; with them, "calibrated" for `keep`, `flops` or `max_error`, otherwise "quantized", with 4 bits
-        unless `bits` or `store` is given.
+        plain rounding; with them, "calibrated" for `keep` or `flops` without `bits`, otherwise "quantized", with 4 bits
+        unless `bits`, `max_error` or `store` is given.
     layout
         "factored" stores the factors; "dense" their products under the original names. "gptq", "compressed-tensors" and
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
 INT8 = "plain int8"  # the baseline
+_FEWEST_TOKENS = 2000  # of a text: two batches of a fit, and perplexities that depend on the model
 SUBJECTS = {
     "attention": "attention",
     "mlp": "feed-forward layers",
@@ -272,7 +273,7 @@ def _text(report: Report) -> list[Line]:
             ("not measured on held-out text", "", f"pass a text of at least {FEWEST_SEQUENCES} {how.split()[0]}")
         )
     if text["batches"] == 1 and report.method in WITH_TEXT:  # the fit has no other batch to be chosen on
-        lines.append(("fit not validated", "", "the text fills one batch; pass at least 2,000 tokens"))
+        lines.append(("fit not validated", "", f"the text fills one batch; pass at least {_FEWEST_TOKENS:,} tokens"))
     return lines
 
 
@@ -335,6 +336,8 @@ def show_evaluation(evaluation: Evaluation) -> None:
         click.echo(f"{name}   {value:.4f}")
     if evaluation.tokens_per_second is not None:
         click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
+    if evaluation.cosine is None and evaluation.n_tokens < _FEWEST_TOKENS:
+        click.echo(f"a short text: measures of fewer than {_FEWEST_TOKENS:,} tokens vary with the text; add text")
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:

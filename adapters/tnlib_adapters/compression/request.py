@@ -92,6 +92,12 @@ class Request:
         for name, known in (("what", WHAT), ("effort", EFFORTS)):
             check_one_of("compress", name, getattr(self, name), known)
         self._check_layout()
+        if self.budget.unbounded and self.calibration is None and not self.in_bits:
+            raise ArgumentError(
+                "compress: a text or a size must be given, got neither; pass a file as calibration (--calibrate TEXT), "
+                "which rounds the weights to 4 bits on average, or Budget(keep=0.5) (--keep 0.5), the fraction of the "
+                "parameters that is still stored."
+            )
         if self.budget.unbounded and not self.in_bits:
             raise ArgumentError(
                 f"compress: keep or max_error must be given with method {self.method!r}, got neither; pass for example "
@@ -279,11 +285,14 @@ class Request:
 def _default_method(budget: Budget, what: str, *, with_text: bool) -> str:
     """Return the method for these options.
 
-    With a text it is "calibrated" for a fraction of the parameters or an error, otherwise "quantized"; without one
-    "heads", or "matrix" for the feed-forward matrices alone or to round weights.
+    With a text it is "calibrated" for a fraction of the parameters or of the multiplications, or for factors in
+    integers within an error, otherwise "quantized"; without one "heads", or "matrix" for the feed-forward matrices
+    alone or to round weights.
     """
     if with_text:
-        return "calibrated" if budget.bits is None and not budget.unbounded else "quantized"
+        factors = budget.keep is not None or budget.flops is not None
+        factors = factors or (budget.max_error is not None and budget.width is not None)
+        return "calibrated" if factors and budget.bits is None else "quantized"
     return "matrix" if what == "mlp" or budget.unbounded else "heads"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -177,11 +176,9 @@ def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
 
 def check_tokens(function: str, batches: Sequence[Batch], least: int) -> None:
     """Raise if a text has fewer tokens than the widest weight has components: the moments would be singular."""
-    n_tokens, n_sequences = sum(batch.n_tokens for batch in batches), sum(len(batch.ids) for batch in batches)
+    n_tokens = sum(batch.n_tokens for batch in batches)
     if n_tokens < least:
-        longest = max((batch.ids.shape[1] for batch in batches), default=0)
-        needed = f" or {math.ceil(least / longest):,} sequences of {longest}" if longest else ""
         raise ArgumentError(
-            f"{function}: the calibration text must have at least {least:,} tokens for weights with {least:,} "
-            f"components{needed}, got {n_tokens:,} in {n_sequences:,}, {least - n_tokens:,} too few; add text."
+            f"{function}: the calibration text must have at least {least:,} tokens, the largest rank of a weight, "
+            f"got {n_tokens:,}, {least - n_tokens:,} too few; add text, better some ten thousand tokens."
         )

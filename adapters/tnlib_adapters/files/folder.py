@@ -53,7 +53,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     FileFormatError
         If a file is not what it should be, or its weights are pickled.
     """
-    folder = _find_folder(path)
+    folder = find_folder("open_checkpoint", "folder", path)
     config = _read_json(folder / CONFIG, "every checkpoint folder has one; check the path")
     files, weight_map = _weight_files(folder)
 
@@ -88,27 +88,38 @@ def path_text(path: Path) -> str:
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 
 
-def _find_folder(path: Any) -> Path:
-    """Return the folder at a path, or, for the name of a model on the hub, its folder in the local cache."""
+def find_folder(function: str, name: str, path: Any, builtin: Sequence[str] = ()) -> Path:
+    """Return the folder at a path, or, for the name of a model on the hub, its folder in the local cache.
+
+    Parameters
+    ----------
+    function, name
+        Name of the function and of its argument, for messages.
+    path
+        Path, or name on the hub.
+    builtin
+        Other names that the caller accepts, for the message.
+    """
     if hasattr(path, "save_pretrained"):
         raise ArgumentTypeError(
-            f"open_checkpoint: folder must be a path, got a {type(path).__name__} in memory; pass it to open_model, or "
+            f"{function}: {name} must be a path, got a {type(path).__name__} in memory; pass it to open_model, or "
             "save it first, with model.save_pretrained(folder)."
         )
-    folder = as_path("open_checkpoint", "folder", path)
+    folder = as_path(function, name, path)
     if folder.is_dir():
         return folder
     if folder.exists():
         raise MissingFileError(
-            f"open_checkpoint: folder must be a folder, found the file {folder}; pass the folder that contains it, "
+            f"{function}: {name} must be a folder, found the file {folder}; pass the folder that contains it, "
             f"{folder.parent}."
         )
-    name, remedy = folder.as_posix(), "check the path"
-    if _HUB_NAME.fullmatch(name):
-        if cached := _in_hub_cache(name):
+    as_text, remedy = os.fsdecode(path), "check the path"
+    if _HUB_NAME.fullmatch(as_text):  # no path such as ./model
+        if cached := _in_hub_cache(as_text):
             return cached
-        remedy = f"check the path, or, for a model on the hub, download it first: hf download {name}"
-    raise MissingFileError(f"open_checkpoint: folder must exist, found no folder at {folder}; {remedy}.")
+        remedy += f", or name a model of the package, {' or '.join(map(repr, builtin))}" if builtin else ""
+        remedy += f", or, for a model on the hub, download it first: hf download {as_text}"
+    raise MissingFileError(f"{function}: {name} must exist, found no folder at {as_text}; {remedy}.")
 
 
 def _in_hub_cache(name: str) -> Path | None:
@@ -151,6 +162,11 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
         raise FileFormatError(
             f"open_checkpoint: {folder} holds pickled weights ({pickled[0]}), which can run code when they are opened; "
             "convert them to safetensors first, for example with save_pretrained of transformers."
+        )
+    if converted := sorted(file.name for file in folder.glob("*.gguf")):
+        raise FileFormatError(
+            f"open_checkpoint: {folder} must hold {WEIGHTS} or {INDEX}, found {converted[0]}, which llama.cpp reads; "
+            "the report of `compress` beside it has the error on held-out text."
         )
     raise FileFormatError(f"open_checkpoint: {folder} must hold {WEIGHTS} or {INDEX}, found neither; check the path.")
 

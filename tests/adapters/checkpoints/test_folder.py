@@ -188,6 +188,21 @@ def test_a_name_of_the_hub_is_looked_up_in_the_local_cache(tmp_path: Path) -> No
     assert "found no folder at a--b/c" in impossible
 
 
+@pytest.mark.parametrize("path", ["./absent", "../absent", "/absent/model"])
+def test_a_path_gets_no_advice_for_names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = f"open_checkpoint: folder must exist, found no folder at {path}; check the path."
+    with pytest.raises(FileNotFoundError) as caught:
+        open_checkpoint(path)
+    assert str(caught.value) == wanted
+
+
+def test_a_folder_with_a_file_of_llama_cpp_alone_is_refused(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model.gguf")
+    with refused(FileFormatError, "found model.gguf, which llama.cpp reads", "report"):
+        open_checkpoint(folder)
+
+
 def test_a_folder_without_config_is_refused(folder: Path) -> None:
     (folder / CONFIG).unlink()
     with pytest.raises(FileNotFoundError, match=r"^open_checkpoint: found no config\.json in .*\.$"):

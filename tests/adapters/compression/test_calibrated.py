@@ -27,6 +27,7 @@ from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa
     fold_biases,
     with_bias_row,
 )
+from tnlib_adapters.compression.compressed_part import widest_component  # noqa: E402
 from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
 from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
@@ -331,7 +332,9 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), what="attention")
     with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
         call(damaged, calibration=text)
-    with refused(ArgumentError, "compress: the calibration text must have at least", "too few"):
+    widest = widest_component(open_checkpoint(folders["gpt2_lm"]), "attention")
+    sentence = f"at least {widest} tokens, the largest rank of a weight, got "
+    with refused(ArgumentError, f"compress: the calibration text must have {sentence}", "too few; add text"):
         call(folders["gpt2_lm"], calibration=short)
     with refused(FileFormatError, f"evaluate: the tokenizer of {damaged} must load"):
         evaluate(damaged, damaged, text)

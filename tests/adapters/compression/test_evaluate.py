@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tnlib_adapters import Budget, builtin_path, compress, evaluate  # noqa: E402
+from tnlib_adapters import Budget, Evaluation, builtin_path, compress, evaluate  # noqa: E402
+from tnlib_adapters.compression.report import show_evaluation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -43,3 +44,12 @@ def test_divergence_is_that_of_the_compressed_from_the_original_over_predicted_t
     found = evaluate(source, out, text)
     assert found.divergence == pytest.approx(forward / n, rel=1e-4)
     assert found.perplexity_before == pytest.approx(np.exp(loss / n), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "cosine", "is_short"),
+    [(9, None, True), (1999, None, True), (2000, None, False), (9, np.ones(1), False)],
+)
+def test_a_short_text_is_named(n_tokens: int, cosine: Any, is_short: bool, capsys: Any) -> None:
+    show_evaluation(Evaluation(1, n_tokens, cosine, 80.0, 90.0, 0.1))
+    assert ("a short text: measures of fewer than 2,000 tokens" in capsys.readouterr().out) == is_short

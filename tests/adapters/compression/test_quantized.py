@@ -272,7 +272,7 @@ def test_an_error_is_met_by_the_prediction_in_as_few_bits_as_it_takes(
     errors = (0.3, 0.1) if name == "llama" else (0.03, 0.01)
     sizes = []
     for max_error in errors:
-        report, out = compressed(name, max_error=max_error, method="quantized")
+        report, out = compressed(name, max_error=max_error)
         assert report.predicted is not None
         assert 0.5 * max_error < report.predicted <= max_error
         sizes.append(stored_bits(folders[name], out, "attention"))

@@ -36,7 +36,12 @@ TEXT, SEEN = Path("text.txt"), Path("seen")
 
 
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "neither": ({}, ("keep or max_error must be given",)),
+    "neither": ({}, ("a text or a size must be given, got neither", "--calibrate TEXT", "--keep 0.5")),
+    "neither of a method": ({"method": "cp"}, ("a text or a size must be given, got neither",)),
+    "no size of factors": (
+        {"method": "calibrated", "calibrate": TEXT},
+        ("keep or max_error must be given with method 'calibrated', got neither",),
+    ),
     "keep": ({"keep": 2}, ("keep must lie in (0, 1]", "got 2")),
     "keep beside an error": ({"keep": 0, "max_error": 0.1}, ("keep must lie in (0, 1]",)),
     "max_error": ({"max_error": math.nan}, ("max_error must be a number from 0 on", "nan")),
@@ -94,6 +99,25 @@ def test_every_method_but_one_foretells(method: str) -> None:
     if method != "cp":
         assert Request.of(Budget(max_error=0.1), method=method).budget.max_error == 0.1
     assert Request.of(Budget(keep=0.5), method=method).method == method
+
+
+@pytest.mark.parametrize(
+    ("size", "method"),
+    [
+        ({}, "quantized"),
+        ({"bits": 3}, "quantized"),
+        ({"max_error": 0.1}, "quantized"),
+        ({"max_error": 0.1, "bits": 3}, "quantized"),
+        ({"bits": 3, "keep": 0.5}, "quantized"),
+        ({"store": "int4"}, "quantized"),
+        ({"keep": 0.5}, "calibrated"),
+        ({"flops": 0.5}, "calibrated"),
+        ({"max_error": 0.1, "keep": 0.5}, "calibrated"),
+        ({"max_error": 0.1, "store": "int4"}, "calibrated"),
+    ],
+)
+def test_method_of_a_size_with_a_text(size: dict[str, Any], method: str) -> None:
+    assert Request.of(Budget(**size), calibration=TEXT).method == method
 
 
 def test_models_that_cannot_do_it(tmp_path: Path) -> None:

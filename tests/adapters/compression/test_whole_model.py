@@ -299,8 +299,9 @@ def test_descriptions_that_do_not_fit_are_refused(folders: Any, text: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["attention", "mlp", "all"])
 def test_an_error_on_the_text_is_met_as_it_is_predicted(what: str, folders: Any, text: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"calibration": text, "what": what, "method": "calibrated"}
     reports = [
-        tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", Budget(max_error=e), calibration=text, what=what)
+        tnlib_adapters.compress(folders["bert"], tmp_path / f"{e}", Budget(max_error=e), **options)
         for e in (1e-3, 1e-5)
     ]
     for report, allowed in zip(reports, (1e-3, 1e-5), strict=True):
