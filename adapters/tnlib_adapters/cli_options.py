@@ -57,13 +57,13 @@ _COMPRESSION = (
     click.option("--keep", type=float, metavar="FRACTION",
                   help="Largest fraction of the parameters of the compressed part to store, in (0, 1]."),
     click.option("--max-error", type=float, metavar="E",
-                  help="Choose the smallest size with a predicted error of at most E. With --calibrate: the fewest bits, "
-                  "for 1 - cosine of the embeddings or the KL divergence in nats per token. Without: the fewest "
+                  help="Choose the smallest size with a predicted error of at most E. With --calibrate: the fewest "
+                  "bits, for 1 - cosine of the embeddings or the KL divergence in nats per token. Without: the fewest "
                   "parameters, for the relative error of the weights."),
     click.option("--bits", type=float, metavar="BITS",
                   help="Largest average of stored bits per parameter of the compressed part, with scales and biases; 4 "
-                  "if no size is given. Requires --calibrate. With --keep, both bounds hold. Below 2 bits weights become "
-                  "factors of 2-bit integers, with large errors."),
+                  "if no size is given. Requires --calibrate. With --keep, both bounds hold. Below 2 bits weights "
+                  "become factors of 2-bit integers, with large errors."),
     click.option("--flops", type=float, metavar="FRACTION",
                   help="Largest fraction of the multiplications per token in the compressed weights, for speed. "
                   "Requires --calibrate. With --keep, both bounds hold."),
