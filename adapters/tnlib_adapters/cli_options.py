@@ -63,7 +63,7 @@ _COMPRESSION = (
     click.option("--bits", type=float, metavar="BITS",
                   help="Largest average of stored bits per parameter of the compressed part, with scales and biases; 4 "
                   "if no size is given. Requires --calibrate. With --keep, both bounds hold. Below 2 bits weights "
-                  "become factors of 2-bit integers, with large errors."),
+                  "become factors in 2 or 3 bits, with large errors."),
     click.option("--flops", type=float, metavar="FRACTION",
                   help="Largest fraction of the multiplications per token in the compressed weights, for speed. "
                   "Requires --calibrate. With --keep, both bounds hold."),

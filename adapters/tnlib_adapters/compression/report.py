@@ -214,7 +214,7 @@ def verdict(report: Report) -> str | None:
         where = "at fewer bytes" if smaller else f"but {INT8} takes no more bytes"
         return f"this is as near to the original as {INT8} {where}"
     if smaller:
-        return f"{INT8} is nearer to the original at {_ratio(size, n_bytes)} the bytes"
+        return f"this is smaller: {INT8}, nearer to the original, takes {_ratio(size, n_bytes)} the bytes"
     advice = f"prefer {INT8 if report.is_rounded else 'rounding, --calibrate TEXT with --bits'}"
     return f"{INT8} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes: {advice}"
 
@@ -320,6 +320,8 @@ def show_report(report: Report, out: Path) -> None:
         ["layer", "QK error", "OV error", "worst head", *counts],
         [rows, [["all", "", "", "", *_total(report)]]],
     )
+    if report.measured is not None and report.measure != RELATIVE:
+        click.echo("Errors of QK and OV operators are large where the output depends little on them.")
     lines = summarise(report)
     width = max(len(name) for name, _, _ in lines)
     for name, before, now in lines:

@@ -150,6 +150,17 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     assert "kB as integers" in " ".join(capsys.readouterr().out.split())
 
 
+def test_errors_of_operators_are_explained_beside_an_error_of_the_output(
+    folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
+    explained = []
+    for changes in ({}, {"measure": "1 - cosine", "measured": 0.1, "plain_measured": 0.01}):
+        show_report(dataclasses.replace(report, **changes), tmp_path / "out")
+        explained.append("are large where the output depends little on them" in capsys.readouterr().out)
+    assert explained == [False, True]
+
+
 def test_conclusions(folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
     assert verdict(report) is None  # nothing was measured on text
@@ -170,7 +181,7 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
         return str(verdict(changed))
 
     assert of(50, 0.05) == "this is nearer to the original than plain int8 at fewer bytes"
-    assert of(50, 0.2) == "plain int8 is nearer to the original at 2 times the bytes"
+    assert of(50, 0.2) == "this is smaller: plain int8, nearer to the original, takes 2 times the bytes"
     assert of(50, 0.1) == "this is as near to the original as plain int8 at fewer bytes"
     assert of(200, 0.05) == "this is nearer to the original than plain int8 at 2 times its bytes"
     assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT with --bits")
