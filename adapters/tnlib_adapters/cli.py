@@ -159,7 +159,7 @@ def evaluate(source: str, out: str, text: Path, **options: Any) -> None:
 
     For embedding models, it prints the cosine similarity of the two embeddings of every line; lines are truncated at
     256 tokens. For language models, it prints the perplexity of both models and the KL divergence of their predictions
-    in nats per token, in windows of 256 tokens. Needs torch and transformers.
+    in nats per token, in windows of 256 tokens. Folders of --layout gguf are not read. Needs torch and transformers.
     """
     with command() as progress:
         from tnlib_adapters.compression.evaluate import evaluate as run
