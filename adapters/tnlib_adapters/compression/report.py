@@ -326,7 +326,7 @@ def show_report(report: Report, out: Path) -> None:
     width = max(len(name) for name, _, _ in lines)
     for name, before, now in lines:
         click.echo(f"{name:<{width}}  {f'{before} -> {now}' if before and now else before or now}")
-    code = report.load.replace("(folder)", f"({path_text(out)!r})")
+    code = report.load.replace("(folder", f"({path_text(out)!r}")
     click.echo(f"written to {path_text(out)}, with {PAGE}; load it with:")
     click.echo("".join(f"\n    {statement}" for statement in code.split("; "))[1:])
 

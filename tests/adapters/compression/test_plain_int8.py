@@ -161,6 +161,15 @@ def test_errors_of_operators_are_explained_beside_an_error_of_the_output(
     assert explained == [False, True]
 
 
+@pytest.mark.parametrize("arguments", ["", ", gguf_file='model.gguf'"])
+def test_the_code_that_loads_a_folder_names_it(
+    arguments: str, folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
+    show_report(dataclasses.replace(report, load=f"model = load(folder{arguments})"), tmp_path / "out")
+    assert capsys.readouterr().out.splitlines()[-1] == f"    model = load({str(tmp_path / 'out')!r}{arguments})"
+
+
 def test_conclusions(folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
     assert verdict(report) is None  # nothing was measured on text
