@@ -91,7 +91,7 @@ _COMPRESSION = (
                   help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
                   "batches become smaller, the result changes."),
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
-                  help="Passes over the text in which every block is fitted to the original: low, none; default, two "
+                  help="Passes over the text in which the result is fitted to the original: low, none; default, two "
                   "for rounded weights and four for factors; high, 200 and 400 steps."),
     click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),

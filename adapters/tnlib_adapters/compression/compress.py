@@ -80,8 +80,8 @@ def compress(
         "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix; "ttm" stores each
         matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). These take
         no calibration data, the others require them: in "calibrated" every weight keeps the components with the largest
-        effect on the output, in "quantized" it is rounded so that errors compensate each other; then every layer is
-        fitted to the outputs of the original layer. None without calibration data is "heads", or "matrix" for "mlp" and
+        effect on the output, in "quantized" it is rounded so that errors compensate each other; then the result
+        is fitted to the outputs of the original. None without calibration data is "heads", or "matrix" for "mlp" and
         plain rounding; with them, "calibrated" for `keep` or `flops` without `bits`, otherwise "quantized", with 4 bits
         unless `bits`, `max_error` or `store` is given.
     layout
@@ -90,7 +90,7 @@ def compress(
         calibration data. "gguf" writes all matrices of a Llama and its tokenizer into one file for llama.cpp; needs the
         package gguf.
     effort
-        Passes over the text in which every block is fitted to the original: "low", none; "default", two for rounded
+        Passes over the text in which the result is fitted to the original: "low", none; "default", two for rounded
         weights and four for factors; "high", 200 and 400 steps.
     run
         Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.

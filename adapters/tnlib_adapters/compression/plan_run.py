@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
+from tnlib_adapters.compression.calibration.fit_by_block import fit_steps, output_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
 from tnlib_adapters.compression.compressed_part import (
     count_compressed,
@@ -209,7 +209,11 @@ def _time_passes(
     output = _seconds(lambda: outer.leave(x, batch)) / batch.ids.numel()
     observed, fit = _count(sample_batches(batches, request.tokens // 2)), sample_batches(batches, request.tokens)
     in_fit, in_memory = _count(fit), 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
-    in_steps = fit_steps(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory) * in_fit / len(fit)
+    steps = [
+        count(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory)
+        for count in (fit_steps, output_steps)
+    ]
+    in_steps = sum(steps) * in_fit / len(fit)
     of_output = _EVALUATIONS * held_out + _BACKWARD * observed
     of_block = of_output + _BACKWARD * in_steps + _FORWARD * in_fit
     tokens = {"statistics": observed, "fit": in_fit, "held-out text": held_out}

@@ -123,6 +123,9 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
             empty = np.empty(0, STORED_AS[dtype])
             entries += [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
         new |= {names[0]: entries, **{name: [] for name in names[1:]}}
+    for name, values in plan.vectors.items():
+        dtype = checkpoint.folder.tensors[name].dtype
+        new[name] = [Entry(name, dtype, encode_in_range(name, values, dtype))]
     return new
 
 

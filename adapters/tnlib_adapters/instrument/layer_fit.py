@@ -128,7 +128,7 @@ class FitStreams:
         if k < len(self._original.model.layers):
             return [float((x.float() - original)[self.valid(b)].square().sum()) for x in streams]
         predicts, before = self._original.model.predicts, self._output(self._original, original, b)
-        return [_distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
+        return [distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
 
     def _output(self, outer: OuterLayers, x: Tensor, b: int) -> Tensor:
         """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
@@ -144,7 +144,8 @@ def n_held_out(n_batches: int) -> int:
     return min(6, max(1, n_batches // 7))
 
 
-def _distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
+def distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
+    """Return the divergence of log-probabilities, or 1 - cosine of embeddings, summed; `after` is overwritten."""
     if predicts:
         difference = after.neg_().add_(before)  # in place: as large as all logits of a batch
         return float(difference.mul_(before.exp()).sum())

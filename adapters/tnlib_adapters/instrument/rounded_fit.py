@@ -112,7 +112,7 @@ class RoundedFit:
             for name, parts in fitted.rounded.items()
         }
         biases = {name: as_tensor(bias, block.model.device) for name, bias in fitted.biases.items()}
-        return _of_weights(block, values, biases)
+        return weights_of_block(block, values, biases)
 
     def candidates(
         self, block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]
@@ -147,7 +147,9 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
             name: weight_of_parts([grid.values(move) for grid, move in zip(of_weight, moves[name], strict=True)])
             for name, of_weight in grids.items()
         }
-        return _of_weights(block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()})
+        return weights_of_block(
+            block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()}
+        )
 
     all_moves = [move for of_weight in moves.values() for move in of_weight]
     groups: list[Any] = [
@@ -164,7 +166,8 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     return RoundedBlock(rounded, start.originals, moved)
 
 
-def _of_weights(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:
+def weights_of_block(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the parameters of a block for weights by projection or module, and biases by projection."""
     attention = {name: value for name, value in values.items() if name in NAMES}
     modules = {name: value for name, value in values.items() if name not in NAMES}
     return block.of_weights(Projections(attention, biases), modules)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.compression.calibration.collect_calibration import PartsOf, collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.compressed_part import count_compressed
-from tnlib_adapters.compression.methods.factorisation import Factorisation, measure_of_text
+from tnlib_adapters.compression.methods.factorisation import Chosen, Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
@@ -33,12 +34,23 @@ FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
+_FEWEST = 100  # steps in which rounded weights gain more than their scales do through the whole model
+OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded weights through the whole model
 
 
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
     """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
-    passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
-    return min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches)
+    if not fit_in_memory:
+        return min(ROUNDED_STEPS if in_bits else STEPS, min(PASSES[effort], 1) * n_batches)
+    if not in_bits:
+        return min(STEPS, _FACTOR_PASSES * PASSES[effort] * n_batches)
+    steps = min(ROUNDED_STEPS, PASSES[effort] * n_batches)
+    return steps if steps >= _FEWEST or effort == "high" else 0
+
+
+def output_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
+    """Return the optimizer steps of the whole model."""
+    return min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches) if in_bits and fit_in_memory else 0
 
 
 @dataclass(frozen=True)
@@ -93,26 +105,56 @@ def factorise_and_fit(
     """
     checkpoint, model = source.checkpoint, source.original
     batches, folder = model.batches(text), CalibrationFolder(request.folder)
+    n_batches = len(streams_of_fit(model, batches, folder, request).batches)
+    how = {"in_bits": request.in_bits, "fit_in_memory": model.fits_in_memory}
+    n_steps = fit_steps(n_batches, request.effort, **how)
+    n_output_steps = output_steps(n_batches, request.effort, **how)
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams = streams_of_fit(model, batches, folder, request)
-        n_steps = fit_steps(
-            len(streams.batches), request.effort, in_bits=request.in_bits, fit_in_memory=model.fits_in_memory
-        )
         chosen = ChosenWeights(model.wiring, parts, options)
         files = FittedFiles(streams, model.wiring.attention_modules, request.method, options, n_steps)
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
+
+    def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
+        streams, progress = streams_of_fit(model, batches, folder, request), request.run.progress
+        with_vectors = request.what in ("all", "linear")
+        return fit_scales(model, streams, chosen, n_output_steps, progress, with_vectors=with_vectors)
 
     return Factorisation(
         request.method,
         parts,
         count_compressed(checkpoint, request.what, with_text=True),
         measure_of_text(checkpoint),
-        fit=fit if PASSES[request.effort] else None,
+        fit=fit if n_steps else None,
+        fit_output=fit_output if n_output_steps else None,
         weights=weights or {},
         in_bits=request.in_bits,
     )
+
+
+def fit_scales(
+    model: RunningModel, streams: Streams, chosen: Chosen, n_steps: int, progress: Progress, *, with_vectors: bool
+) -> tuple[Chosen, Mapping[str, Array]]:
+    """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
+    from tnlib_adapters.instrument.output_fit import fit_to_output
+
+    without_values = {name: [_without_values(matrix, name) for matrix in matrices] for name, matrices in chosen}
+    show = partial(progress, "fitting scales to the output")
+    fitted, vectors = fit_to_output(model, streams, without_values, n_steps, show, with_vectors=with_vectors)
+    return ((name, [_with_values(matrix) for matrix in matrices]) for name, matrices in fitted.items()), vectors
+
+
+def _without_values(matrix: FactoredMatrix, module: str) -> FactoredMatrix:
+    """Return a rounded matrix without the values of its codes, which take four times their memory."""
+    arrays = {part: values for part, values in matrix.arrays.items() if part not in matrix.integers}
+    return replace(matrix, arrays=arrays, module=module)
+
+
+def _with_values(matrix: FactoredMatrix) -> FactoredMatrix:
+    values = {part: integers.values() for part, integers in matrix.integers.items()}
+    return replace(matrix, arrays={**values, **matrix.arrays})
 
 
 def fit_blocks(

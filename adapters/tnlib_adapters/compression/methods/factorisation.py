@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tnlib import ArgumentError
+from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import (
     Curve,
@@ -33,8 +34,8 @@ RELATIVE = "relative error"
 COSINE = "1 - cosine"
 DIVERGENCE = "divergence (nats a token)"
 _POINTS = 200  # of a drawn curve
-# options by part -> pairs of a part and its matrices, in any order
-Fit = Callable[[Mapping[str, Sequence[int]]], Iterable[tuple[str, list[FactoredMatrix]]]]
+Chosen = Iterable[tuple[str, list[FactoredMatrix]]]  # parts and their matrices, in any order
+Fit = Callable[[Mapping[str, Sequence[int]]], Chosen]  # of options by part
 
 
 def measure_of_text(checkpoint: Checkpoint) -> str:
@@ -98,6 +99,7 @@ class Plan:
     forecast: Forecast = field(default_factory=Forecast)  # predicted error of these factors, and of other sizes
     # multiplications per token of the compressed part, before and after; None if the method does not count them
     flops: tuple[int, int] | None = None
+    vectors: Mapping[str, Array] = field(default_factory=dict)  # other tensors that the fit changed, by stored name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrices", StoredMatrices.of(self.matrices))
@@ -130,6 +132,8 @@ class Factorisation:
     # Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
     # after another.
     fit: Fit | None = None
+    # function that fits all matrices at once to the output of the model, and returns other fitted tensors by name
+    fit_output: Callable[[Chosen], tuple[Chosen, Mapping[str, Array]]] | None = None
     # factors of the errors of some parts, in the sum over blocks; 1 for the others
     weights: Mapping[str, int] = field(default_factory=dict)
     in_bits: bool = False  # True if costs are bits instead of numbers, those of all stored floats included
@@ -249,12 +253,19 @@ class Factorisation:
             matrices.add(module, [replace(matrix, module=module) for matrix in of_module])
             return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in of_module)
 
-        # a name for the factors would keep them in memory while the next block is fitted
-        numbers = dict(starmap(keep, self._chosen(options, progress) if self.fit is None else self.fit(options)))
+        vectors: Mapping[str, Array] = {}
+        if self.fit_output is not None:
+            chosen, vectors = self.fit_output(self._fitted(options, progress))
+            numbers = dict(starmap(keep, chosen))
+        else:  # a name for the factors would keep them in memory while the next block is fitted
+            numbers = dict(starmap(keep, self._fitted(options, progress)))
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
-        return Plan(self.method, matrices, self.n_before, numbers, forecast, self._flops(choice))
+        return Plan(self.method, matrices, self.n_before, numbers, forecast, self._flops(choice), vectors)
+
+    def _fitted(self, options: Mapping[str, Sequence[int]], progress: Progress) -> Chosen:
+        return self._chosen(options, progress) if self.fit is None else self.fit(options)
 
     def _flops(self, choice: Sequence[int]) -> tuple[int, int] | None:
         """Return the multiplications per token before and after."""

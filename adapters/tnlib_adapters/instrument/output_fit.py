@@ -1,0 +1,308 @@
+r"""Rounded weights fitted to the output of the whole model: their scales, and the vectors of the blocks.
+
+A fit of one block sees the error at its own output alone. Here Adam minimises the Kullback-Leibler divergence of the
+predictions from those of the original, or 1 - cosine of the embeddings, one batch a step, over relative changes of all
+scales, biases and gains of norms at once, as Chen et al. (EfficientQAT, ACL 2025) train scales in their second phase.
+Codes stay as they are.
+
+A batch passes the blocks forward without a graph, which stores their inputs, and backward block by block, each run
+once more: the graph of one block is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from tnlib._typing import Array
+from tnlib_adapters.factors.expansion import weight_of_parts
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.instrument.block import Block, as_array, as_tensor
+from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
+from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out
+from tnlib_adapters.instrument.rounded_fit import weights_of_block
+from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module
+from tnlib_adapters.instrument.stored_weights import StoredWeights
+
+_RATE = 0.01  # of relative changes
+
+Matrices = Mapping[str, Sequence[FactoredMatrix]]  # by module
+
+
+def fit_to_output(
+    model: RunningModel,
+    streams: Streams,
+    matrices: Matrices,
+    n_steps: int,
+    progress: Callable[[int, int], None],
+    *,
+    with_vectors: bool,
+) -> tuple[Matrices, dict[str, Array]]:
+    """Return rounded matrices with fitted scales and biases, and by stored name the fitted vectors of the blocks.
+
+    Vectors are fitted `with_vectors` only. The first batches are held out: unless the error on them falls, the matrices
+    are returned as they are, without vectors.
+    """
+    fit = _OutputFit(model, streams, matrices, with_vectors=with_vectors)
+    count = n_held_out(len(streams.batches))
+    fitted = range(count if count < len(streams.batches) else 0, len(streams.batches))
+    generator = torch.Generator().manual_seed(0)
+    order = list[int]()
+    while len(order) < n_steps:
+        order += [fitted[b] for b in torch.randperm(len(fitted), generator=generator).tolist()]
+    del order[n_steps:]
+    before = fit.error(range(count))
+    optimiser, schedule = make_optimiser(fit.moves, _RATE, len(order), fused=False)
+    for done, b in enumerate(order):
+        progress(done, len(order))
+        fit.add_gradients(b)
+        optimiser.step()
+        optimiser.zero_grad()
+        schedule.step()
+    progress(len(order), len(order))
+    rounded, vectors = fit.result()
+    after = _OutputFit(model, streams, rounded, vectors, with_vectors=with_vectors).error(range(count))
+    return (rounded, vectors) if after < before else (matrices, {})
+
+
+class _OutputFit:
+    """A model with rounded weights, and relative changes of their scales and of the vectors of its blocks."""
+
+    def __init__(
+        self,
+        model: RunningModel,
+        streams: Streams,
+        matrices: Matrices,
+        vectors: Mapping[str, Array] | None = None,
+        *,
+        with_vectors: bool,
+    ) -> None:
+        self._streams, self._original, self._matrices = streams, OuterLayers(model), matrices
+        self._calls = forward(self._original, streams)
+        in_blocks = [_modules_of_block(model, k, matrices) for k in range(len(model.layers))]
+        outside = matrices.keys() - {name for names in in_blocks for name in names}
+        tables = {name: _values_of(matrices[name]) for name in outside}
+        self._rounded = OuterLayers(model.changed(lambda _, group: group | _tables_in(model, tables, group)))
+        self._blocks = [
+            _RoundedBlock(Block(model, k), [m for name in names for m in matrices[name]], vectors or {}, with_vectors)
+            for k, names in enumerate(in_blocks)
+        ]
+
+    @property
+    def moves(self) -> list[Tensor]:
+        """The relative changes."""
+        return [move for block in self._blocks for move in block.moves]
+
+    def result(self) -> tuple[Matrices, dict[str, Array]]:
+        """Return the matrices after these changes, and the vectors by stored name."""
+        changed = dict(self._matrices)
+        vectors: dict[str, Array] = {}
+        for block in self._blocks:
+            for module, matrix in block.matrices():
+                changed[module] = [matrix if own.of == matrix.of else own for own in changed[module]]
+            vectors |= block.vectors()
+        return changed, vectors
+
+    def error(self, batches: Sequence[int]) -> float:
+        """Return the divergence of the predictions, or 1 - cosine of the embeddings, summed over batches."""
+        predicts, error = self._original.model.predicts, 0.0
+        with torch.no_grad():
+            for b in batches:
+                after = self._forward(b)[-1]
+                for piece, x, original in self._pieces(b, after):
+                    outs = [outer.leave(stream, piece) for outer, stream in self._both(original, x)]
+                    if predicts:
+                        outs = [out[piece.valid].log_softmax(-1) for out in outs]
+                    error += distance(*outs, predicts=predicts)
+        return error
+
+    def add_gradients(self, b: int) -> None:
+        """Add the gradients of the error on a batch, per token or text, to those of the moves."""
+        inputs = self._forward(b)
+        gradient = self._gradient_at_output(b, inputs.pop())
+        for k in reversed(range(len(self._blocks))):
+            x = inputs.pop().requires_grad_()
+            self._blocks[k].run(x, self._calls[b][k]).backward(gradient)  # type: ignore[no-untyped-call]
+            gradient = cast(Tensor, x.grad)
+
+    def _forward(self, b: int) -> list[Tensor]:
+        """Return the inputs of all blocks for a batch, and the output of the last."""
+        with torch.no_grad():
+            streams = [self._rounded.enter(self._streams.batches[b])[0]]
+            for k, block in enumerate(self._blocks):
+                streams.append(block.run(streams[-1], self._calls[b][k], with_gradients=False).float())
+        return streams
+
+    def _gradient_at_output(self, b: int, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        batch, predicts = self._streams.batches[b], self._original.model.predicts
+        for piece, after, stream in self._pieces(b, x):
+            with torch.no_grad():
+                target = self._original.leave(stream, piece)
+            out = self._rounded.leave(after, piece)
+            if predicts:
+                target = target[piece.valid].softmax(-1)
+                loss = cross_entropy(out[piece.valid], target, reduction="sum") / batch.n_tokens
+            else:
+                loss = (1 - (out * target).sum(-1)).sum() / len(batch.ids)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return cast(Tensor, x.grad)
+
+    def _pieces(self, b: int, x: Tensor) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Yield parts of a batch, of a stream, and of the output of the original's last block.
+
+        A language model has its texts one by one: their logits are large.
+        """
+        batch, original = self._streams.batches[b], self._streams.read(f"stream-{len(self._blocks)}", b)
+        if not self._original.model.predicts:
+            yield batch, x, original
+            return
+        for at in range(len(batch.ids)):
+            rows = slice(at, at + 1)
+            yield replace(batch, ids=batch.ids[rows], mask=batch.mask[rows]), x[rows], original[rows]
+
+    def _both(self, original: Tensor, rounded: Tensor) -> tuple[tuple[OuterLayers, Tensor], ...]:
+        return (self._original, original), (self._rounded, rounded)
+
+
+class _RoundedBlock:
+    """Rounded weights of one block, and relative changes of their scales, of biases and of other vectors."""
+
+    def __init__(
+        self, block: Block, matrices: Sequence[FactoredMatrix], vectors: Mapping[str, Array], with_vectors: bool
+    ) -> None:
+        self._block, self._matrices, device = block, matrices, block.model.device
+        self._grids = [
+            {part: _Grid.of(integers, device) for part, integers in matrix.integers.items()} for matrix in matrices
+        ]
+        self._biases = [
+            _Vector(as_tensor(matrix.arrays["bias"], device)) if "bias" in matrix.arrays else None
+            for matrix in matrices
+        ]
+        self._vectors = dict[str, tuple[str, _Vector]]()
+        if with_vectors:
+            with torch.no_grad():
+                replaced = self._weights()
+            self._vectors = {
+                name: (stored, _Vector(as_tensor(vectors[stored], device) if stored in vectors else values.float()))
+                for name, stored, values in _vectors_of(block)
+                if name not in replaced
+            }
+
+    @property
+    def moves(self) -> list[Tensor]:
+        """The relative changes."""
+        grids = [grid.move for grids in self._grids for grid in grids.values()]
+        vectors = [*self._biases, *(vector for _, vector in self._vectors.values())]
+        return [*grids, *(vector.move for vector in vectors if vector is not None)]
+
+    def run(self, x: Tensor, call: Any, *, with_gradients: bool = True) -> Tensor:
+        """Return the output of the block."""
+        with torch.set_grad_enabled(with_gradients):
+            weights = self._weights()
+        return self._block.run(x, call, weights)
+
+    def matrices(self) -> Iterator[tuple[str, FactoredMatrix]]:
+        """Yield modules and matrices after the changes."""
+        for matrix, grids, bias in zip(self._matrices, self._grids, self._biases, strict=True):
+            arrays = dict(matrix.arrays) | ({} if bias is None else {"bias": bias.array()})
+            moved = {part: grids[part].moved(integers) for part, integers in matrix.integers.items()}
+            yield matrix.module, replace(matrix, arrays=arrays, integers=moved)
+
+    def vectors(self) -> dict[str, Array]:
+        """Return the vectors after the changes, by stored name."""
+        return {stored: vector.array() for stored, vector in self._vectors.values()}
+
+    def _weights(self) -> dict[str, Tensor]:
+        values, biases = dict[str, Tensor](), dict[str, Tensor]()
+        for matrix, grids, bias in zip(self._matrices, self._grids, self._biases, strict=True):
+            values[matrix.of or matrix.module] = weight_of_parts([grid.values() for grid in grids.values()])
+            if bias is not None:
+                biases[matrix.of or matrix.module] = bias.values()
+        weights = weights_of_block(self._block, values, biases)
+        return weights | {name: vector.values() for name, (_, vector) in self._vectors.items()}
+
+
+class _Vector:
+    """A vector, and its change in units of its root mean square."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._start, self._unit = start, start.square().mean().sqrt()
+        self.move = torch.zeros_like(start, requires_grad=True)
+
+    def values(self) -> Tensor:
+        return self._start + self._unit * self.move
+
+    def array(self) -> Array:
+        return as_array(self.values().detach())
+
+
+class _Grid:
+    """Codes, their scales, and relative changes of these."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, form: IntegerFormat) -> None:
+        self._codes, self._scales, self._form = codes, scales, form
+        self.move = torch.zeros_like(scales, requires_grad=True)
+
+    @classmethod
+    def of(cls, integers: Integers, device: torch.device) -> _Grid:
+        return cls(torch.from_numpy(integers.codes).to(device), as_tensor(integers.scales, device), integers.format)
+
+    def values(self) -> Tensor:
+        """Return the values of the codes."""
+        scales, codes = self._scales * (1 + self.move), self._codes.float() - self._form.centre
+        if len(self._form.axes) > 1:
+            return scales * codes
+        (axis,) = self._form.axes
+        steps, *minima = scales.chunk(1 + self._form.has_minimum, axis)
+        if steps.shape[axis] > 1:
+            sizes = torch.tensor(self._form.group_sizes(codes.shape[axis]), device=scales.device)
+            steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
+        return steps * codes - minima[0] if minima else steps * codes
+
+    def moved(self, integers: Integers) -> Integers:
+        """Return the integers with changed scales, of values that the format stores."""
+        scales = (self._scales * (1 + self.move)).detach().cpu().numpy()
+        return replace(integers, scales=self._form.stored_scales(scales))
+
+
+def _modules_of_block(model: RunningModel, k: int, matrices: Matrices) -> list[str]:
+    layer = model.wiring.layers[k]
+    linears = (*layer.latent_matrices, *layer.feed_forward_matrices)
+    names = [model.wiring.attention_modules[k], *(linear.name for linear in linears)]
+    return [name for name in names if name in matrices]
+
+
+def _values_of(matrices: Sequence[FactoredMatrix]) -> Array:
+    (matrix,) = matrices
+    parts = [integers.values() for integers in matrix.integers.values()] or [*matrix.arrays.values()]
+    values: Array = weight_of_parts(parts)
+    return values
+
+
+def _tables_in(model: RunningModel, tables: Mapping[str, Array], group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rounded tables among the weights of a group, by their names in the model."""
+    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
+    found = dict[str, Tensor]()
+    for module, table in tables.items():
+        name = names[id(find_module(model.model, module).get_parameter("weight"))]
+        if name in group:
+            found[name] = as_tensor(model.wiring.matrices[module].on_rows(table), model.device)
+    return found
+
+
+def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the vectors of a block, biases and gains of norms: name below the block, name as stored, and values."""
+    model = block.model
+    path = next(name for name, module in model.model.named_modules() if module is block.layer.block)
+    source = cast(StoredWeights, model.weights).source
+    for name, parameter in block.layer.block.named_parameters():
+        stored = source.stored.get(f"{path}.{name}")
+        if parameter.ndim == 1 and isinstance(stored, str) and stored in source.checkpoint.folder.tensors:
+            yield name, stored, parameter.detach()

@@ -1,0 +1,126 @@
+"""Scales fitted to the output of the whole model: gradients, what changes and what stays, refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from slow_cases import mostly_slow
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tnlib_adapters.transformers_plugin")
+
+from compressed_folders import read_tensors  # noqa: E402
+from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
+from tnlib_adapters.instrument import output_fit  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
+from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
+from transformers_models import made_up_text, random_model, save_with_tokenizer  # noqa: E402
+
+MODELS = ("llama", "bert", "gpt2", "qwen2")
+VECTORS = ("norm", "LayerNorm", "ln_", "bias")
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return save_with_tokenizer(random_model(request.param), tmp_path / "model")
+
+
+def rounded_model(folder: Path, scratch: Path, bits: int = 3) -> tuple[RunningModel, Streams, dict[str, list[Any]]]:
+    """A model, streams of a text, and its weights in integers by module, biases of the attention included."""
+    checkpoint, model = open_checkpoint(folder), open_running(folder, batch_tokens=64)
+    matrices = dict[str, list[FactoredMatrix]]()
+    for k, module in enumerate(checkpoint.wiring.attention_modules):
+        projections = checkpoint.projections(k)
+        matrices[module] = []
+        for name, weight in projections.weights.items():
+            bias = {"bias": projections.biases[name]} if name in projections.biases else {}
+            whole = FactoredMatrix("dense", name, {whole_part(name): weight} | bias, module=module)
+            matrices[module].append(rounded(whole, bits))
+    for name, linear in checkpoint.wiring.matrices.items():
+        tensor = checkpoint.folder.tensors.get(linear.weight)
+        if tensor is not None:
+            weight = np.asarray(linear.on_rows(tensor.read()), np.float32)
+            by_row = checkpoint.wiring.is_embedding(name)
+            whole = FactoredMatrix("dense", "", {whole_part(""): weight}, module=name)
+            matrices[name] = [rounded(whole, bits, by_row=by_row)]
+    batches = model.batches(made_up_text(40))
+    return model, Streams.temporary(batches, model.sizes.d_model), matrices
+
+
+@pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "bert"]), indirect=True)
+def test_gradients_are_those_of_the_error(folder: Path, tmp_path: Path) -> None:
+    """Along a random direction of all moves, beside a central difference in double precision."""
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
+    n_moves = [sum(move.numel() for move in block.moves) for block in fit._blocks]
+    assert min(n_moves) > 0
+    fit.add_gradients(0)
+    gradients = [move.grad.clone() for move in fit.moves]
+    generator = torch.Generator().manual_seed(0)
+    direction = [torch.sign(torch.randn(g.shape, generator=generator)) * (g != 0) for g in gradients]
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+    errors, step = [], 2e-3
+    for sign in (1, -1):
+        with torch.no_grad():
+            for move, d in zip(fit.moves, direction, strict=True):
+                move.copy_(sign * step * d)
+        errors.append(fit.error([0]))
+    batch = streams.batches[0]
+    count = batch.n_tokens if model.predicts else len(batch.ids)
+    assert slope == pytest.approx((errors[0] - errors[1]) / (2 * step) / count, rel=0.03)
+
+
+@pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "bert"]), indirect=True)
+def test_codes_stay_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 30, lambda *_: None, with_vectors=True)
+    pairs = [pair for name in matrices for pair in zip(matrices[name], fitted[name], strict=True)]
+    for before, after in pairs:
+        for part, integers in before.integers.items():
+            assert np.array_equal(integers.codes, after.integers[part].codes)
+            form = after.integers[part].format
+            assert np.array_equal(form.stored_scales(after.integers[part].scales), after.integers[part].scales)
+    assert sum(not np.array_equal(a.integers[p].scales, b.integers[p].scales) for a, b in pairs for p in a.integers) > 4
+    assert vectors
+    assert all(any(word in name for word in VECTORS) for name in vectors)
+    held_out = range(1)
+    before, after = (
+        output_fit._OutputFit(model, streams, of, own, with_vectors=True).error(held_out)
+        for of, own in ((matrices, {}), (fitted, vectors))
+    )
+    assert after < before
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_fit, "_RATE", 0.0)
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
+    assert fitted is matrices
+    assert vectors == {}
+
+
+@pytest.mark.parametrize("folder", ["bert", "llama"], indirect=True)
+@pytest.mark.parametrize("what", ["all", "attention"])
+def test_other_tensors_change_only_with_the_whole_model(what: str, folder: Path, tmp_path: Path) -> None:
+    """Norms and biases beside `what` are those of the source; the codes are those of a run without a fit."""
+    (tmp_path / "text.txt").write_text(made_up_text(200), encoding="utf-8")
+    files = {}
+    for effort in ("low", "default"):
+        out = tmp_path / effort
+        compress(folder, out, Budget(bits=4), calibration=tmp_path / "text.txt", what=what, effort=effort)
+        files[effort] = read_tensors(out)
+    changed = {
+        name
+        for name, values in files["low"].items()
+        if not np.array_equal(values.values, files["default"][name].values)
+    }
+    assert files["low"].keys() == files["default"].keys()
+    assert any(name.endswith("_scale") for name in changed)
+    vectors = {name for name in changed if not name.endswith("_scale") and "tnlib" not in name}
+    assert bool(vectors) == (what == "all")
