@@ -209,13 +209,12 @@ def _time_passes(
     output = _seconds(lambda: outer.leave(x, batch)) / batch.ids.numel()
     observed, fit = _count(sample_batches(batches, request.tokens // 2)), sample_batches(batches, request.tokens)
     in_fit, in_memory = _count(fit), 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
-    steps = [
-        count(len(fit), request.effort, in_bits=request.in_bits, fit_in_memory=in_memory)
-        for count in (fit_steps, output_steps)
-    ]
-    in_steps = sum(steps) * in_fit / len(fit)
-    of_output = _EVALUATIONS * held_out + _BACKWARD * observed
-    of_block = of_output + _BACKWARD * in_steps + _FORWARD * in_fit
+    how = {"in_bits": request.in_bits, "fit_in_memory": in_memory}
+    per_step = in_fit / len(fit)
+    in_blocks = per_step * fit_steps(len(fit), request.effort, **how)
+    in_model = per_step * output_steps(len(fit), request.effort, **how, predicts=model.predicts)
+    of_output = _EVALUATIONS * held_out + _BACKWARD * (observed + in_model)
+    of_block = of_output + _BACKWARD * in_blocks + _FORWARD * in_fit
     tokens = {"statistics": observed, "fit": in_fit, "held-out text": held_out}
     return tokens, of_output * output + n_blocks * of_block * block
 

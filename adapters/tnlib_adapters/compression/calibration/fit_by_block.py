@@ -48,9 +48,9 @@ def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool
     return steps if steps >= _FEWEST or effort == "high" else 0
 
 
-def output_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
-    """Return the optimizer steps of the whole model."""
-    return min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches) if in_bits and fit_in_memory else 0
+def output_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> int:
+    """Return the optimizer steps of a whole language model."""
+    return min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches) if in_bits and fit_in_memory and predicts else 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def factorise_and_fit(
     n_batches = len(streams_of_fit(model, batches, folder, request).batches)
     how = {"in_bits": request.in_bits, "fit_in_memory": model.fits_in_memory}
     n_steps = fit_steps(n_batches, request.effort, **how)
-    n_output_steps = output_steps(n_batches, request.effort, **how)
+    n_output_steps = output_steps(n_batches, request.effort, **how, predicts=model.predicts)
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
