@@ -67,6 +67,7 @@ def fit_to_output(
         schedule.step()
     progress(len(order), len(order))
     rounded, vectors = fit.result()
+    del fit, optimiser  # and their tables, before the same of the result are made
     after = _OutputFit(model, streams, rounded, vectors, with_vectors=with_vectors).error(range(count))
     return (rounded, vectors) if after < before else (matrices, {})
 
