@@ -63,9 +63,11 @@ class WeightScores(HeadTable):
         (layers, heads): margin of the own token over other tokens, in standard deviations.
     matching
         (layers, heads, layers, heads): the same for keys that read an earlier head; NaN unless it is earlier.
+    shares
+        (layers, heads, layers, heads), from 0 to 1: `previous` of the earlier head times the probability that with its
+        `matching` the own token has the highest score of all keys; NaN as there.
     induction
-        (layers, heads), from 0 to 1: the largest product of `previous` of a writer and the probability that with its
-        `matching` the own token has the highest score of all keys; 0 in the first layer.
+        (layers, heads): the largest of the `shares`; 0 in the first layer.
     chance
         The three scores of a head with uniform attention, for `induction` behind a perfect previous-token head.
     inputs, tokens
@@ -75,6 +77,7 @@ class WeightScores(HeadTable):
     previous: Array
     duplicate: Array
     matching: Array
+    shares: Array
     induction: Array
     chance: dict[HeadKind, float]
     inputs: str = "the mean embedding"
@@ -84,9 +87,9 @@ class WeightScores(HeadTable):
         """Return the earlier head with the largest part in the induction score of this one; None in the first layer."""
         layer = as_index("WeightScores.writer", "layer", layer, len(self.previous))
         head = as_index("WeightScores.writer", "head", head, self.previous.shape[1])
-        products = np.nan_to_num(self.previous[:, :, None, None] * self.matching)[:, :, layer, head]
-        at = np.unravel_index(int(products.argmax()), products.shape)
-        return (int(at[0]), int(at[1])) if products[at] > 0 else None
+        shares = np.nan_to_num(self.shares[:, :, layer, head])
+        at = np.unravel_index(int(shares.argmax()), shares.shape)
+        return (int(at[0]), int(at[1])) if shares[at] > 0 else None
 
     _SCORES = ("previous", "duplicate", "induction")
 
@@ -132,7 +135,7 @@ def weight_scores(
     Returns
     -------
     WeightScores
-        `previous`, `duplicate`, `matching`, `induction`.
+        `previous`, `duplicate`, `matching`, `shares`, `induction`.
 
     Raises
     ------
@@ -178,6 +181,7 @@ def weight_scores(
         previous=previous,
         duplicate=duplicate,
         matching=matching,
+        shares=shares,
         induction=np.nan_to_num(shares).max(axis=(0, 1)),
         chance={
             "previous": float((1 / first.attention.mask(n).sum(axis=1)[1:]).mean()),

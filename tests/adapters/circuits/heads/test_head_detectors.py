@@ -139,6 +139,9 @@ def test_weights_and_patterns_agree_on_the_trained_llama(llama: Checkpoint) -> N
     strongest = {head for head, _ in seen.largest("induction", 3)}
     assert strongest == {divmod(int(k), 8) for k in np.argsort(-told.induction, axis=None)[:3]}
     assert min(share for _, share in seen.largest("induction", 3)) > 1.5 * seen.chance["induction"]
+    for layer, head in np.ndindex(told.induction.shape):
+        writer = told.writer(layer, head)
+        assert told.induction[layer, head] == (0 if writer is None else told.shares[(*writer, layer, head)])
     writer = told.writer(3, 5)
     assert writer is not None
     assert writer[0] == 2
