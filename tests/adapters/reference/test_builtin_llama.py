@@ -106,11 +106,11 @@ def test_documents_end_in_one_token(tokenizer: Any) -> None:
 
 
 def test_the_command_line_knows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli._folder("builtin-llama") == LLAMA
-    assert cli._folder("builtin") == builtin_path("induction")
+    assert cli._folder("inspect", "builtin-llama") == LLAMA
+    assert cli._folder("inspect", "builtin") == builtin_path("induction")
     (tmp_path / "builtin-llama").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert cli._folder("builtin-llama") == Path("builtin-llama")
+    assert cli._folder("inspect", "builtin-llama") == Path("builtin-llama")
 
 
 # ------------------------------------------------------------------------------------------------ what it has learned

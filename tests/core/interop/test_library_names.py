@@ -41,8 +41,8 @@ def test_every_name_exists(library: str) -> None:
         qtn = pytest.importorskip("quimb.tensor")
         places = [qtn, qtn.MatrixProductState, qtn.MatrixProductOperator]
     if library == "TeNPy":
-        mps, mpo = pytest.importorskip("tenpy.networks.mps"), pytest.importorskip("tenpy.networks.mpo")
-        places = [mps, mps.MPS, mpo, mpo.MPO]
+        mps, mpo, site = (pytest.importorskip(f"tenpy.networks.{name}") for name in ("mps", "mpo", "site"))
+        places = [mps, mps.MPS, mpo, mpo.MPO, site]
     if library == "tensorly":
         names = ("", ".decomposition", ".random", ".tt_tensor", ".tt_matrix", ".contrib.decomposition")
         places = [pytest.importorskip(f"tensorly{name}") for name in names]

@@ -405,7 +405,7 @@ BAD = {
     "rows of their own lengths": (lambda p: [[1.0], [1.0, 2.0]], TypeError, "the return value of f"),
     "NaN": (lambda p: np.where(p.sum(axis=1) == 5, np.nan, 1.0), ValueError, "must be finite"),
     "inf": (lambda p: 1.0 / p.sum(axis=1).clip(0) if (p.sum(axis=1) > 0).all() else p[:, 0] * np.inf, ValueError, "f"),
-    "words": (lambda p: np.array(["x"] * len(p)), TypeError, "dtype <U1"),
+    "words": (lambda p: np.array(["x"] * len(p)), TypeError, "<U1"),
     "objects": (lambda p: np.array([None] * len(p)), TypeError, "dtype object"),
 }
 
