@@ -27,7 +27,7 @@ from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out
 from tnlib_adapters.instrument.rounded_fit import weights_of_block
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module
+from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
 _RATE = 0.01  # of relative changes
@@ -276,9 +276,9 @@ def _tables_in(model: RunningModel, tables: Mapping[str, Array], group: Mapping[
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
     found = dict[str, Tensor]()
     for module, table in tables.items():
-        name = names[id(find_module(model.model, module).get_parameter("weight"))]
+        name = names[id(find_matrix(model, module).get_parameter("weight"))]
         if name in group:
-            found[name] = as_tensor(model.wiring.matrices[module].on_rows(table), model.device)
+            found[name] = as_tensor(model.wiring.matrix(module).on_rows(table), model.device)
     return found
 
 
