@@ -132,7 +132,7 @@ def _as_native(function: str, parameter: str, a: Array) -> Array:
         return a.astype(np.float64)
     if a.dtype.kind == "U" and a.size and not (text := f"{a.flat[0]!s:.80}")[:1].isdigit():
         remedy = "open the file first" if re.search(r"[./\\]", text) else "pass the matrix or vector of that name"
-        raise ArgumentTypeError(f"{function}: {parameter} must hold numbers, got {a.dtype} {text!r}; {remedy}.")
+        raise ArgumentTypeError(f"{function}: {parameter} must be numeric, got {a.dtype} {text!r}; {remedy}.")
     raise ArgumentTypeError(
         f"{function}: {parameter} must be real or complex of 16 to 64 bits a component, got dtype {a.dtype}; "
         f"convert it, for example with .astype(numpy.{'complex128' if a.dtype.kind == 'c' else 'float64'})."
