@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.fit_by_block import fit_steps, output_steps
+from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
 from tnlib_adapters.compression.compressed_part import (
     count_compressed,
@@ -209,12 +209,18 @@ def _time_passes(
     output = _seconds(lambda: outer.leave(x, batch)) / batch.ids.numel()
     observed, fit = _count(sample_batches(batches, request.tokens // 2)), sample_batches(batches, request.tokens)
     in_fit, in_memory = _count(fit), 4 * sum(info.size for info in checkpoint.folder.tensors.values()) <= limits.weights
-    how = {"in_bits": request.in_bits, "fit_in_memory": in_memory}
-    per_step = in_fit / len(fit)
-    in_blocks = per_step * fit_steps(len(fit), request.effort, **how)
-    in_model = per_step * output_steps(len(fit), request.effort, **how, predicts=model.predicts)
-    of_output = _EVALUATIONS * held_out + _BACKWARD * (observed + in_model)
-    of_block = of_output + _BACKWARD * in_blocks + _FORWARD * in_fit
+    of_layer, of_model = (
+        steps * in_fit / len(fit)
+        for steps in fit_steps(
+            len(fit),
+            request.effort,
+            in_bits=request.in_bits,
+            fit_in_memory=in_memory,
+            predicts=model.predicts,
+        )
+    )
+    of_output = _EVALUATIONS * held_out + _BACKWARD * (observed + of_model)
+    of_block = of_output + _BACKWARD * of_layer + _FORWARD * in_fit
     tokens = {"statistics": observed, "fit": in_fit, "held-out text": held_out}
     return tokens, of_output * output + n_blocks * of_block * block
 

@@ -34,23 +34,21 @@ FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
-_FEWEST = 100  # steps in which rounded weights gain more than their scales do through the whole model
-OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded weights through the whole model
+_FEWEST = 100  # steps of a layer that gain something before the fit of the whole model
+OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded weights through a language model
 
 
-def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool) -> int:
-    """Return the optimizer steps of a layer: of a model that does not fit in memory at most one pass over the text."""
-    if not fit_in_memory:
-        return min(ROUNDED_STEPS if in_bits else STEPS, min(PASSES[effort], 1) * n_batches)
-    if not in_bits:
-        return min(STEPS, _FACTOR_PASSES * PASSES[effort] * n_batches)
-    steps = min(ROUNDED_STEPS, PASSES[effort] * n_batches)
-    return steps if steps >= _FEWEST or effort == "high" else 0
+def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> tuple[int, int]:
+    """Return the optimizer steps of a layer, and of the whole model, which only a rounded language model has.
 
-
-def output_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> int:
-    """Return the optimizer steps of a whole language model."""
-    return min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches) if in_bits and fit_in_memory and predicts else 0
+    A model that does not fit in memory is fitted layer by layer, in at most one pass over the text.
+    """
+    passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
+    of_layer = min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches)
+    if not (in_bits and fit_in_memory and predicts):
+        return of_layer, 0
+    of_model = min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches)
+    return of_layer if of_layer >= _FEWEST or effort == "high" else 0, of_model
 
 
 @dataclass(frozen=True)
@@ -105,22 +103,24 @@ def factorise_and_fit(
     """
     checkpoint, model = source.checkpoint, source.original
     batches, folder = model.batches(text), CalibrationFolder(request.folder)
-    n_batches = len(streams_of_fit(model, batches, folder, request).batches)
-    how = {"in_bits": request.in_bits, "fit_in_memory": model.fits_in_memory}
-    n_steps = fit_steps(n_batches, request.effort, **how)
-    n_output_steps = output_steps(n_batches, request.effort, **how, predicts=model.predicts)
+    streams = streams_of_fit(model, batches, folder, request)
+    n_steps, n_output_steps = fit_steps(
+        len(streams.batches),
+        request.effort,
+        in_bits=request.in_bits,
+        fit_in_memory=model.fits_in_memory,
+        predicts=model.predicts,
+    )
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams = streams_of_fit(model, batches, folder, request)
         chosen = ChosenWeights(model.wiring, parts, options)
         files = FittedFiles(streams, model.wiring.attention_modules, request.method, options, n_steps)
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        streams, progress = streams_of_fit(model, batches, folder, request), request.run.progress
         with_vectors = request.what in ("all", "linear")
-        return fit_scales(model, streams, chosen, n_output_steps, progress, with_vectors=with_vectors)
+        return fit_scales(model, streams, chosen, n_output_steps, request.run.progress, with_vectors=with_vectors)
 
     return Factorisation(
         request.method,
