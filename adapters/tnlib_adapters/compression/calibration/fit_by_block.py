@@ -103,9 +103,9 @@ def factorise_and_fit(
     """
     checkpoint, model = source.checkpoint, source.original
     batches, folder = model.batches(text), CalibrationFolder(request.folder)
-    streams = streams_of_fit(model, batches, folder, request)
+    streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
     n_steps, n_output_steps = fit_steps(
-        len(streams.batches),
+        len(streams_of().batches),
         request.effort,
         in_bits=request.in_bits,
         fit_in_memory=model.fits_in_memory,
@@ -114,13 +114,13 @@ def factorise_and_fit(
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        chosen = ChosenWeights(model.wiring, parts, options)
+        streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)
         files = FittedFiles(streams, model.wiring.attention_modules, request.method, options, n_steps)
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
         with_vectors = request.what in ("all", "linear")
-        return fit_scales(model, streams, chosen, n_output_steps, request.run.progress, with_vectors=with_vectors)
+        return fit_scales(model, streams_of(), chosen, n_output_steps, request.run.progress, with_vectors=with_vectors)
 
     return Factorisation(
         request.method,
