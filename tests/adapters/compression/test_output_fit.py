@@ -15,6 +15,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from compressed_folders import read_tensors  # noqa: E402
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.calibration.fit_by_block import fit_steps  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.instrument import output_fit  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
@@ -23,6 +24,24 @@ from transformers_models import made_up_text, random_model, save_with_tokenizer 
 
 MODELS = ("llama", "gpt2", "qwen2")
 VECTORS = ("norm", "LayerNorm", "ln_", "bias")
+
+
+STEPS = {  # batches, effort, fits in memory, predicts -> steps of a layer, and of the whole model
+    (16, "low", True, True): (0, 0),
+    (16, "default", True, True): (0, 32),
+    (70, "default", True, True): (140, 140),
+    (16, "high", True, True): (200, 64),
+    (16, "default", True, False): (32, 0),
+    (16, "default", False, True): (16, 0),
+}
+
+
+@pytest.mark.parametrize("case", STEPS, ids=str)
+def test_what_is_fitted(case: tuple[int, str, bool, bool]) -> None:
+    """Encoders, and models beyond memory, are fitted layer by layer, whatever the length of the text."""
+    n_batches, effort, in_memory, predicts = case
+    steps = fit_steps(n_batches, effort, in_bits=True, fit_in_memory=in_memory, predicts=predicts)
+    assert steps == STEPS[case]
 
 
 @pytest.fixture

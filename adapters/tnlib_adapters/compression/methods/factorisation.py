@@ -253,19 +253,16 @@ class Factorisation:
             matrices.add(module, [replace(matrix, module=module) for matrix in of_module])
             return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in of_module)
 
+        chosen: Chosen = self._chosen(options, progress) if self.fit is None else self.fit(options)
         vectors: Mapping[str, Array] = {}
         if self.fit_output is not None:
-            chosen, vectors = self.fit_output(self._fitted(options, progress))
-            numbers = dict(starmap(keep, chosen))
-        else:  # a name for the factors would keep them in memory while the next block is fitted
-            numbers = dict(starmap(keep, self._fitted(options, progress)))
+            chosen, vectors = self.fit_output(chosen)
+        # a name for the factors would keep them in memory while the next block is fitted
+        numbers = dict(starmap(keep, chosen))
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
         return Plan(self.method, matrices, self.n_before, numbers, forecast, self._flops(choice), vectors)
-
-    def _fitted(self, options: Mapping[str, Sequence[int]], progress: Progress) -> Chosen:
-        return self._chosen(options, progress) if self.fit is None else self.fit(options)
 
     def _flops(self, choice: Sequence[int]) -> tuple[int, int] | None:
         """Return the multiplications per token before and after."""
