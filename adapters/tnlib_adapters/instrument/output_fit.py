@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy
 from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.integers import Integers
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out
-from tnlib_adapters.instrument.rounded_fit import weights_of_block
+from tnlib_adapters.instrument.rounded_fit import steps_and_minima, weights_of_block
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
@@ -66,24 +66,14 @@ def fit_to_output(
         optimiser.zero_grad()
         schedule.step()
     progress(len(order), len(order))
-    rounded, vectors = fit.result()
-    del fit, optimiser  # and their tables, before the same of the result are made
-    after = _OutputFit(model, streams, rounded, vectors, with_vectors=with_vectors).error(range(count))
-    return (rounded, vectors) if after < before else (matrices, {})
+    fit.store_moves()
+    return fit.result() if fit.error(range(count)) < before else (matrices, {})
 
 
 class _OutputFit:
     """A model with rounded weights, and relative changes of their scales and of the vectors of its blocks."""
 
-    def __init__(
-        self,
-        model: RunningModel,
-        streams: Streams,
-        matrices: Matrices,
-        vectors: Mapping[str, Array] | None = None,
-        *,
-        with_vectors: bool,
-    ) -> None:
+    def __init__(self, model: RunningModel, streams: Streams, matrices: Matrices, *, with_vectors: bool) -> None:
         self._streams, self._original, self._matrices = streams, OuterLayers(model), matrices
         self._calls = forward(self._original, streams)
         in_blocks = [_modules_of_block(model, k, matrices) for k in range(len(model.layers))]
@@ -91,7 +81,7 @@ class _OutputFit:
         tables = {name: _values_of(matrices[name]) for name in outside}
         self._rounded = OuterLayers(model.changed(lambda _, group: group | _tables_in(model, tables, group)))
         self._blocks = [
-            _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], vectors or {}, with_vectors)
+            _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
         ]
 
@@ -100,8 +90,13 @@ class _OutputFit:
         """The relative changes."""
         return [move for block in self._blocks for move in block.moves]
 
+    def store_moves(self) -> None:
+        """Move the scales, to values that their formats store, and the vectors by these changes, which become 0."""
+        for block in self._blocks:
+            block.store_moves()
+
     def result(self) -> tuple[Matrices, dict[str, Array]]:
-        """Return the matrices after these changes, and the vectors by stored name."""
+        """Return the matrices with the scales as stored, and the vectors by stored name."""
         changed = dict(self._matrices)
         vectors: dict[str, Array] = {}
         for block in self._blocks:
@@ -158,13 +153,10 @@ class _OutputFit:
 class _FittedBlock:
     """Rounded weights of one block, and relative changes of their scales, of biases and of other vectors."""
 
-    def __init__(
-        self, block: Block, matrices: Sequence[FactoredMatrix], vectors: Mapping[str, Array], with_vectors: bool
-    ) -> None:
+    def __init__(self, block: Block, matrices: Sequence[FactoredMatrix], *, with_vectors: bool) -> None:
         self._block, self._matrices, device = block, matrices, block.model.device
         self._grids = [
-            {part: _ScaledCodes.of(integers, device) for part, integers in matrix.integers.items()}
-            for matrix in matrices
+            {part: _ScaledCodes(integers, device) for part, integers in matrix.integers.items()} for matrix in matrices
         ]
         self._biases = [
             _Vector(as_tensor(matrix.arrays["bias"], device)) if "bias" in matrix.arrays else None
@@ -175,7 +167,7 @@ class _FittedBlock:
             with torch.no_grad():
                 replaced = self._weights()
             self._vectors = {
-                name: (stored, _Vector(as_tensor(vectors[stored], device) if stored in vectors else values.float()))
+                name: (stored, _Vector(values.float()))
                 for name, stored, values in _vectors_of(block)
                 if name not in replaced
             }
@@ -183,9 +175,20 @@ class _FittedBlock:
     @property
     def moves(self) -> list[Tensor]:
         """The relative changes."""
-        grids = [grid.move for grids in self._grids for grid in grids.values()]
-        vectors = [*self._biases, *(vector for _, vector in self._vectors.values())]
-        return [*grids, *(vector.move for vector in vectors if vector is not None)]
+        return [moving.move for moving in self._moving]
+
+    def store_moves(self) -> None:
+        """Move scales and vectors by these changes, which become 0."""
+        with torch.no_grad():
+            for moving in self._moving:
+                moving.store_move()
+                moving.move.zero_()
+
+    @property
+    def _moving(self) -> list[_ScaledCodes | _Vector]:
+        grids = [grid for grids in self._grids for grid in grids.values()]
+        biases = [bias for bias in self._biases if bias is not None]
+        return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
 
     def run(self, x: Tensor, call: Any, *, with_gradients: bool = True) -> Tensor:
         """Return the output of the block."""
@@ -194,15 +197,17 @@ class _FittedBlock:
         return self._block.run(x, call, weights)
 
     def matrices(self) -> Iterator[tuple[str, FactoredMatrix]]:
-        """Yield modules and matrices after the changes."""
+        """Yield modules and matrices."""
         for matrix, grids, bias in zip(self._matrices, self._grids, self._biases, strict=True):
-            arrays = dict(matrix.arrays) | ({} if bias is None else {"bias": bias.array()})
-            moved = {part: grids[part].moved(integers) for part, integers in matrix.integers.items()}
-            yield matrix.module, replace(matrix, arrays=arrays, integers=moved)
+            arrays = dict(matrix.arrays) | ({} if bias is None else {"bias": as_array(bias.start)})
+            integers = {
+                part: replace(own, scales=as_array(grids[part].scales)) for part, own in matrix.integers.items()
+            }
+            yield matrix.module, replace(matrix, arrays=arrays, integers=integers)
 
     def vectors(self) -> dict[str, Array]:
-        """Return the vectors after the changes, by stored name."""
-        return {stored: vector.array() for stored, vector in self._vectors.values()}
+        """Return the vectors by stored name."""
+        return {stored: as_array(vector.start) for stored, vector in self._vectors.values()}
 
     def _weights(self) -> dict[str, Tensor]:
         values, biases = dict[str, Tensor](), dict[str, Tensor]()
@@ -218,43 +223,33 @@ class _Vector:
     """A vector, and its change in units of its root mean square."""
 
     def __init__(self, start: Tensor) -> None:
-        self._start, self._unit = start, start.square().mean().sqrt()
+        self.start, self._unit = start, start.square().mean().sqrt()
         self.move = torch.zeros_like(start, requires_grad=True)
 
     def values(self) -> Tensor:
-        return self._start + self._unit * self.move
+        return self.start + self._unit * self.move
 
-    def array(self) -> Array:
-        return as_array(self.values().detach())
+    def store_move(self) -> None:
+        self.start = self.values()
 
 
 class _ScaledCodes:
-    """Codes, their scales, and relative changes of these."""
+    """Codes of a matrix, their scales, and relative changes of these."""
 
-    def __init__(self, codes: Tensor, scales: Tensor, form: IntegerFormat) -> None:
-        self._codes, self._scales, self._form = codes, scales, form
-        self.move = torch.zeros_like(scales, requires_grad=True)
-
-    @classmethod
-    def of(cls, integers: Integers, device: torch.device) -> _ScaledCodes:
-        return cls(torch.from_numpy(integers.codes).to(device), as_tensor(integers.scales, device), integers.format)
+    def __init__(self, integers: Integers, device: torch.device) -> None:
+        self._codes, self._form = torch.from_numpy(integers.codes).to(device), integers.format
+        self.scales = as_tensor(integers.scales, device)
+        self.move = torch.zeros_like(self.scales, requires_grad=True)
 
     def values(self) -> Tensor:
         """Return the values of the codes."""
-        scales, codes = self._scales * (1 + self.move), self._codes.float() - self._form.centre
-        if len(self._form.axes) > 1:
-            return scales * codes
-        (axis,) = self._form.axes
-        steps, *minima = scales.chunk(1 + self._form.has_minimum, axis)
-        if steps.shape[axis] > 1:
-            sizes = torch.tensor(self._form.group_sizes(codes.shape[axis]), device=scales.device)
-            steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
-        return steps * codes - minima[0] if minima else steps * codes
+        steps, minima = steps_and_minima(self._form, self.scales * (1 + self.move), self._codes.shape)
+        return steps * self._codes - minima
 
-    def moved(self, integers: Integers) -> Integers:
-        """Return the integers with changed scales, of values that the format stores."""
-        scales = (self._scales * (1 + self.move)).detach().cpu().numpy()
-        return replace(integers, scales=self._form.stored_scales(scales))
+    def store_move(self) -> None:
+        """Move the scales to values that the format stores."""
+        moved = self._form.stored_scales(as_array(self.scales * (1 + self.move)))
+        self.scales = as_tensor(moved, self.scales.device)
 
 
 def _modules_of_block(model: RunningModel, k: int, matrices: Matrices) -> list[str]:

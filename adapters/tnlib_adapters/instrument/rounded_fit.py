@@ -67,11 +67,7 @@ class _Grid:
 
     def steps(self, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale of every entry, and its value at code 0 with the sign changed."""
-        (axis,) = self.form.axes
-        sizes = torch.tensor(self.form.group_sizes(self.weight.shape[axis]), device=scales.device)
-        steps, *minima = scales.chunk(1 + self.form.has_minimum, axis)
-        steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
-        return steps, minima[0] if minima else steps * self.form.centre
+        return steps_and_minima(self.form, scales, self.weight.shape)
 
     def values(self, moves: Sequence[Tensor]) -> Tensor:
         """Return the rounded weight after moves of the weights, in steps, and of the scales, relative to themselves."""
@@ -92,6 +88,15 @@ class _Grid:
         low, high = self.form.code_range
         codes = torch.floor((weight + minima) / _divisors(steps) + 0.5).clamp(low, high).cpu().numpy()
         return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
+
+
+def steps_and_minima(form: IntegerFormat, scales: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the scale of every entry of a matrix, and its value at code 0 with the sign changed."""
+    (axis,) = form.axes
+    sizes = torch.tensor(form.group_sizes(shape[axis]), device=scales.device)
+    steps, *minima = scales.chunk(1 + form.has_minimum, axis)
+    steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
+    return steps, minima[0] if minima else steps * form.centre
 
 
 def _divisors(steps: Tensor) -> Tensor:
