@@ -106,8 +106,16 @@ def test_codes_stay_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
     assert sum(not np.array_equal(a.integers[p].scales, b.integers[p].scales) for a, b in pairs for p in a.integers) > 4
     assert vectors
     assert all(any(word in name for word in VECTORS) for name in vectors)
+    stored = model.weights.source.stored
+    moved = model.changed(
+        lambda _, group: {
+            name: torch.from_numpy(vectors[stored[name]]) if stored.get(name) in vectors else values
+            for name, values in group.items()
+        }
+    )
     before, after = (
-        output_fit._OutputFit(model, streams, of, with_vectors=False).error(range(1)) for of in (matrices, fitted)
+        output_fit._OutputFit(of_model, streams, of, with_vectors=False).error(range(1))
+        for of_model, of in ((model, matrices), (moved, fitted))
     )
     assert after < before
 
