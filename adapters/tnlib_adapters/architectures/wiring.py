@@ -351,6 +351,14 @@ class Wiring:
         """Modules above the projections of each layer, without the prefix."""
         return [layer.attention.parent.removeprefix(self.prefix) for layer in self.layers]
 
+    @property
+    def modules_by_block(self) -> list[list[str]]:
+        """Modules of the matrices of every block, the attention module first, without the prefix."""
+        return [
+            [module, *(linear.name for linear in (*layer.latent_matrices, *layer.feed_forward_matrices))]
+            for module, layer in zip(self.attention_modules, self.layers, strict=True)
+        ]
+
     def projection_layers(self, what: str) -> list[int]:
         """Return the layers whose projections a compression of `what` factorises: none on latent vectors."""
         return [k for k, layer in enumerate(self.layers) if layer.attention.latent is None and what != "mlp"]

@@ -31,7 +31,7 @@ from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward, run_block
-from tnlib_adapters.instrument.running_model import RunningModel, find_module
+from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 from tnlib_adapters.instrument.weight_inputs import input_of, output_of, stopping_after
 
@@ -62,7 +62,7 @@ class FitStreams:
         self._original = self._truncated = OuterLayers(model)
         self.calls = forward(self._original, streams)
         if tables:
-            self._truncated = OuterLayers(model.changed(lambda _, values: values | _of_tables(model, tables, values)))
+            self._truncated = OuterLayers(model.changed(lambda _, values: values | tables_in(model, tables, values)))
         if not first:
             with torch.no_grad():
                 for b, batch in enumerate(self.batches):
@@ -152,11 +152,15 @@ def distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
     return float((1 - (before * after).sum(-1)).sum())
 
 
-def _of_tables(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
-    """Return the truncated tables among the weights of a group, by their names in the model."""
+def tables_in(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
+    """Return the tables (in, out), by module, that are among the weights of a group, by their names in the model."""
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    weights = {names[id(find_module(model.model, name).get_parameter("weight"))]: t for name, t in tables.items()}
-    return {name: as_tensor(table, model.device) for name, table in weights.items() if name in values}
+    found = {names[id(find_matrix(model, module).get_parameter("weight"))]: module for module in tables}
+    return {
+        name: as_tensor(model.wiring.matrix(module).on_rows(tables[module]), model.device)
+        for name, module in found.items()
+        if name in values
+    }
 
 
 class BlockFit(Protocol[W]):

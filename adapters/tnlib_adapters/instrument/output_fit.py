@@ -25,9 +25,9 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.integers import Integers
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
-from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out
+from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out, tables_in
 from tnlib_adapters.instrument.rounded_fit import steps_and_minima, weights_of_block
-from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
 _RATE = 0.01  # of relative changes
@@ -76,10 +76,10 @@ class _OutputFit:
     def __init__(self, model: RunningModel, streams: Streams, matrices: Matrices, *, with_vectors: bool) -> None:
         self._streams, self._original, self._matrices = streams, OuterLayers(model), matrices
         self._calls = forward(self._original, streams)
-        in_blocks = [_modules_of_block(model, k, matrices) for k in range(len(model.layers))]
+        in_blocks = [[name for name in names if name in matrices] for names in model.wiring.modules_by_block]
         outside = matrices.keys() - {name for names in in_blocks for name in names}
         tables = {name: _values_of(matrices[name]) for name in outside}
-        self._rounded = OuterLayers(model.changed(lambda _, group: group | _tables_in(model, tables, group)))
+        self._rounded = OuterLayers(model.changed(lambda _, group: group | tables_in(model, tables, group)))
         self._blocks = [
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
@@ -252,29 +252,11 @@ class _ScaledCodes:
         self.scales = as_tensor(moved, self.scales.device)
 
 
-def _modules_of_block(model: RunningModel, k: int, matrices: Matrices) -> list[str]:
-    layer = model.wiring.layers[k]
-    linears = (*layer.latent_matrices, *layer.feed_forward_matrices)
-    names = [model.wiring.attention_modules[k], *(linear.name for linear in linears)]
-    return [name for name in names if name in matrices]
-
-
 def _values_of(matrices: Sequence[FactoredMatrix]) -> Array:
     (matrix,) = matrices
     parts = [integers.values() for integers in matrix.integers.values()] or [*matrix.arrays.values()]
     values: Array = weight_of_parts(parts)
     return values
-
-
-def _tables_in(model: RunningModel, tables: Mapping[str, Array], group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rounded tables among the weights of a group, by their names in the model."""
-    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    found = dict[str, Tensor]()
-    for module, table in tables.items():
-        name = names[id(find_matrix(model, module).get_parameter("weight"))]
-        if name in group:
-            found[name] = as_tensor(model.wiring.matrix(module).on_rows(table), model.device)
-    return found
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:

@@ -59,11 +59,7 @@ def find_uses(model: RunningModel, modules: Sequence[str] = (), *, attention: bo
             reads = f"{k}.{'y' if name == 'o' else 'x'}"
             uses[f"{k}.{name}"] = WeightUse(projection.module, reads, projection, group=k)
     wiring = model.wiring
-    blocks = {
-        matrix.name: k
-        for k, wired in enumerate(wiring.layers)
-        for matrix in (*wired.latent_matrices, *wired.feed_forward_matrices)
-    }
+    blocks = {name: k for k, of_block in enumerate(wiring.modules_by_block) for name in of_block}
     for name in modules:
         module, group = find_matrix(model, name), blocks.get(name, OUTSIDE)
         if not wiring.is_embedding(name):

@@ -80,10 +80,7 @@ class ChosenWeights:
     @property
     def _modules(self) -> list[list[str]]:
         """Modules of every block."""
-        blocks = zip(self.wiring.attention_modules, self.wiring.layers, strict=True)
-        matrices = [(module, (*layer.latent_matrices, *layer.feed_forward_matrices)) for module, layer in blocks]
-        names = [[module, *(linear.name for linear in linears)] for module, linears in matrices]
-        return [[name for name in of_block if name in self.parts] for of_block in names]
+        return [[name for name in of_block if name in self.parts] for of_block in self.wiring.modules_by_block]
 
 
 def factorise_and_fit(
