@@ -56,9 +56,7 @@ class FitStreams:
         self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None, first: int = 0
     ) -> None:
         self._streams, self.batches = streams, streams.batches
-        count = n_held_out(len(self.batches))
-        self.held_out = range(count)
-        self.fitted = range(count if count < len(self.batches) else 0, len(self.batches))
+        self.held_out, self.fitted = split_batches(len(self.batches))
         self._original = self._truncated = OuterLayers(model)
         self.calls = forward(self._original, streams)
         if tables:
@@ -139,9 +137,18 @@ class FitStreams:
         return out.log_softmax(-1)
 
 
-def n_held_out(n_batches: int) -> int:
-    """Return how many of the batches of a text the factors of a layer are chosen on: a seventh, and at most 6."""
-    return min(6, max(1, n_batches // 7))
+def split_batches(n_batches: int) -> tuple[range, range]:
+    """Return the batches on which fits are chosen, a seventh and at most 6 of the first, and those for the fit."""
+    count = min(6, max(1, n_batches // 7))
+    return range(count), range(count if count < n_batches else 0, n_batches)
+
+
+def order_of_steps(batches: Sequence[int], n_steps: int, generator: torch.Generator) -> list[int]:
+    """Return the batch of every step: one random order of all batches after the other."""
+    order: list[int] = []
+    while len(order) < n_steps:
+        order += reversed([batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()])
+    return order[:n_steps]
 
 
 def distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
@@ -244,16 +251,14 @@ def _blocks_to_fit(
     """Yield every block from the `first` on with the batches of its steps, and delete the streams before the last."""
     n, generator = len(streams.calls[0]), torch.Generator().manual_seed(0)
     for k in range(n):
-        order: list[int] = []
-        while len(order) < n_steps:
-            order += reversed(torch.randperm(len(streams.fitted), generator=generator).tolist())
+        order = order_of_steps(streams.fitted, n_steps, generator)
         if k < first:  # the random numbers of later blocks are those of a run without interruption
             continue
         progress("fitting layers", k, n)
         if k > first:
             streams.remove(k - 1)
         release_free_memory()
-        yield k, [streams.fitted[b] for b in order[:n_steps]]
+        yield k, order
     progress("fitting layers", n, n)
 
 

@@ -25,7 +25,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.integers import Integers
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
-from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, n_held_out, tables_in
+from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, order_of_steps, split_batches, tables_in
 from tnlib_adapters.instrument.rounded_fit import steps_and_minima, weights_of_block
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import StoredWeights
@@ -50,14 +50,9 @@ def fit_to_output(
     are returned as they are, without vectors.
     """
     fit = _OutputFit(model, streams, matrices, with_vectors=with_vectors)
-    count = n_held_out(len(streams.batches))
-    fitted = range(count if count < len(streams.batches) else 0, len(streams.batches))
-    generator = torch.Generator().manual_seed(0)
-    order = list[int]()
-    while len(order) < n_steps:
-        order += [fitted[b] for b in torch.randperm(len(fitted), generator=generator).tolist()]
-    del order[n_steps:]
-    before = fit.error(range(count))
+    held_out, fitted = split_batches(len(streams.batches))
+    order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
+    before = fit.error(held_out)
     optimiser, schedule = make_optimiser(fit.moves, _RATE, len(order), fused=False)
     for done, b in enumerate(order):
         progress(done, len(order))
@@ -67,7 +62,7 @@ def fit_to_output(
         schedule.step()
     progress(len(order), len(order))
     fit.store_moves()
-    return fit.result() if fit.error(range(count)) < before else (matrices, {})
+    return fit.result() if fit.error(held_out) < before else (matrices, {})
 
 
 class _OutputFit:
