@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.integers import Integers
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
-from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
+from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import distance, make_optimiser, order_of_steps, split_batches, tables_in
 from tnlib_adapters.instrument.rounded_fit import steps_and_minima, weights_of_block
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
@@ -73,7 +73,7 @@ class _OutputFit:
         self._calls = forward(self._original, streams)
         in_blocks = [[name for name in names if name in matrices] for names in model.wiring.modules_by_block]
         outside = matrices.keys() - {name for names in in_blocks for name in names}
-        tables = {name: _values_of(matrices[name]) for name in outside}
+        tables = {name: _values_of(*matrices[name]) for name in outside}
         self._rounded = OuterLayers(model.changed(lambda _, group: group | tables_in(model, tables, group)))
         self._blocks = [
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
@@ -125,7 +125,7 @@ class _OutputFit:
         with torch.no_grad():
             streams = [self._rounded.enter(self._streams.batches[b])[0]]
             for k, block in enumerate(self._blocks):
-                streams.append(block.run(streams[-1], self._calls[b][k], with_gradients=False).float())
+                streams.append(block.run(streams[-1], self._calls[b][k]).float())
         return streams
 
     def _gradient_at_output(self, b: int, x: Tensor) -> Tensor:
@@ -185,11 +185,9 @@ class _FittedBlock:
         biases = [bias for bias in self._biases if bias is not None]
         return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
 
-    def run(self, x: Tensor, call: Any, *, with_gradients: bool = True) -> Tensor:
-        """Return the output of the block."""
-        with torch.set_grad_enabled(with_gradients):
-            weights = self._weights()
-        return self._block.run(x, call, weights)
+    def run(self, x: Tensor, call: Call) -> Tensor:
+        """Return the output of the block; gradients flow to the moves where they are enabled."""
+        return self._block.run(x, call, self._weights())
 
     def matrices(self) -> Iterator[tuple[str, FactoredMatrix]]:
         """Yield modules and matrices."""
@@ -247,10 +245,8 @@ class _ScaledCodes:
         self.scales = as_tensor(moved, self.scales.device)
 
 
-def _values_of(matrices: Sequence[FactoredMatrix]) -> Array:
-    (matrix,) = matrices
-    parts = [integers.values() for integers in matrix.integers.values()] or [*matrix.arrays.values()]
-    values: Array = weight_of_parts(parts)
+def _values_of(matrix: FactoredMatrix) -> Array:
+    values: Array = weight_of_parts([integers.values() for integers in matrix.integers.values()])
     return values
 
 

@@ -140,18 +140,14 @@ def fit_scales(
     without_values = {name: [_without_values(matrix, name) for matrix in matrices] for name, matrices in chosen}
     show = partial(progress, "fitting scales to the output")
     fitted, vectors = fit_to_output(model, streams, without_values, n_steps, show, with_vectors=with_vectors)
-    return ((name, [_with_values(matrix) for matrix in matrices]) for name, matrices in fitted.items()), vectors
+    whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
+    return whole, vectors
 
 
 def _without_values(matrix: FactoredMatrix, module: str) -> FactoredMatrix:
     """Return a rounded matrix without the values of its codes, which take four times their memory."""
     arrays = {part: values for part, values in matrix.arrays.items() if part not in matrix.integers}
     return replace(matrix, arrays=arrays, module=module)
-
-
-def _with_values(matrix: FactoredMatrix) -> FactoredMatrix:
-    values = {part: integers.values() for part, integers in matrix.integers.items()}
-    return replace(matrix, arrays={**values, **matrix.arrays})
 
 
 def fit_blocks(
