@@ -125,7 +125,7 @@ class _OutputFit:
         with torch.no_grad():
             streams = [self._rounded.enter(self._streams.batches[b])[0]]
             for k, block in enumerate(self._blocks):
-                streams.append(block.run(streams[-1], self._calls[b][k]).float())
+                streams.append(block.run(streams[-1], self._calls[b][k]))
         return streams
 
     def _gradient_at_output(self, b: int, x: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ class _FittedBlock:
         return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
 
     def run(self, x: Tensor, call: Call) -> Tensor:
-        """Return the output of the block; gradients flow to the moves where they are enabled."""
-        return self._block.run(x, call, self._weights())
+        """Return the output of the block in float32; gradients flow to the moves where they are enabled."""
+        return self._block.run(x, call, self._weights()).float()
 
     def matrices(self) -> Iterator[tuple[str, FactoredMatrix]]:
         """Yield modules and matrices."""

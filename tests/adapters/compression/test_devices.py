@@ -20,8 +20,9 @@ from compressed_folders import by_options, few_steps  # noqa: E402
 from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration import statistics  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
-from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
+from tnlib_adapters.instrument import layer_fit, output_fit, weight_inputs  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
@@ -106,6 +107,8 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         assert len(hosted) == len(reads)
         assert set(hosted) == {torch.float32}
         fit(model, batch, out, calls[1], weights, projections.biases)
+        if model.fits_in_memory:
+            fit_scales(model, x, calls[1], weights)
 
 
 def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any], biases: dict[str, Any]) -> None:
@@ -120,6 +123,22 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
         descended = layer_fit.descend(block, streams, refitted, [0])
     assert {part.device for part in descended.parts} == {DEVICE}
     assert {part.dtype for part in descended.parts} == {torch.float32}
+
+
+def fit_scales(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> None:
+    """Take the gradients of the scales and vectors of a rounded block."""
+    matrices = []
+    for name, weight in weights.items():
+        of, module = (name, "") if name in NAMES else ("", name)
+        whole = FactoredMatrix("dense", of, {whole_part(of): np.zeros(weight.shape, np.float32)}, module=module)
+        matrices.append(rounded(whole, 3))
+    block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
+    x = stream.detach().float().requires_grad_()
+    block.run(x, call).sum().backward()
+    moves = block.moves
+    assert len(moves) > len(matrices)
+    assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}
+    assert {move.grad.dtype for move in moves} == {torch.float32}
 
 
 @pytest.mark.slow
