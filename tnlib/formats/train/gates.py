@@ -94,24 +94,24 @@ def apply_gate(
     rtol, max_rank = as_rtol("apply_gate", rtol), as_max_rank("apply_gate", max_rank)
     as_train("apply_gate", "tt", tt, TensorTrain)
     sites = as_legs("apply_gate", "legs", legs, len(tt.cores), proper=False)
-    if len(sites) == 1:
-        value, budget = _on_one_leg(tt, _one_leg_gate(gate, tt.shape[sites[0]]), sites[0]), None
-    elif len(sites) == 2:
-        four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
-        ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
-        if abs(sites[0] - sites[1]) > 1:
-            operator = _operator(ordered, sorted(sites), tt.shape)
-            product, budget = truncated_product(operator, as_column(tt), rtol, max_rank, 0.0)
-            notes = budget.notes("bond", first=1)
-            return report("apply_gate", product.fused(), error=budget.error, rtol=rtol, notes=notes)
-        value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
-    else:
+    if len(sites) > 2:
         raise ArgumentError(
             f"apply_gate: legs must be one leg or two, got {sites}; make other gates a TTMatrix with tnlib.ttm_svd, "
             "then use tnlib.embed and tnlib.apply."
         )
-    error, notes = (budget.error, budget.notes("bond", first=max(sites))) if budget else (0.0, ())
-    return report("apply_gate", value, error=error, rtol=rtol, notes=notes)
+    if len(sites) == 1:
+        value = _on_one_leg(tt, _one_leg_gate(gate, tt.shape[sites[0]]), sites[0])
+        return report("apply_gate", value, error=0.0, rtol=rtol)
+    four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
+    ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
+    if abs(sites[0] - sites[1]) > 1:
+        operator = _operator(ordered, sorted(sites), tt.shape)
+        product, budget = truncated_product(operator, as_column(tt), rtol, max_rank, 0.0)
+        value, first = product.fused(), 1
+    else:
+        value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
+        first = max(sites)
+    return report("apply_gate", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=first))
 
 
 def _one_leg_gate(gate: npt.ArrayLike, n: int) -> Array:
