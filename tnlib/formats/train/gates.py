@@ -94,7 +94,7 @@ def apply_gate(
     rtol, max_rank = as_rtol("apply_gate", rtol), as_max_rank("apply_gate", max_rank)
     as_train("apply_gate", "tt", tt, TensorTrain)
     sites = as_legs("apply_gate", "legs", legs, len(tt.cores), proper=False)
-    if len(sites) > 2:
+    if len(sites) not in (1, 2):
         raise ArgumentError(
             f"apply_gate: legs must be one leg or two, got {sites}; make other gates a TTMatrix with tnlib.ttm_svd, "
             "then use tnlib.embed and tnlib.apply."

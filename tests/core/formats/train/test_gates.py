@@ -147,8 +147,9 @@ def test_a_gate_that_annihilates_the_state_gives_zero() -> None:
 
 def test_wrong_input_is_refused() -> None:
     tt = tnlib.random.tensor_train((2, 3, 4), 2, rng=0)
-    with oracles.refused(ValueError, "apply_gate: legs must be one leg or two", "tnlib.embed"):
-        tnlib.apply_gate(tt, np.eye(24), (0, 1, 2))
+    for legs in ((), (0, 1, 2)):
+        with oracles.refused(ValueError, "apply_gate: legs must be one leg or two", "tnlib.embed"):
+            tnlib.apply_gate(tt, np.eye(24), legs)
     with oracles.refused(ValueError, "apply_gate: gate must have 3 columns", "(6, 6)"):
         tnlib.apply_gate(tt, np.eye(6), 1)
     with oracles.refused(ValueError, "apply_gate: gate must have shape (6, 6) or (m, m', 2, 3)", "(4, 4)"):
