@@ -7,6 +7,7 @@ python -m benchmarks.circuit_discovery searches     all searches in the built-in
 python -m benchmarks.circuit_discovery similarities most similar QK and OV operators of SmolLM2
 python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
 python -m benchmarks.circuit_discovery ioi          terms, singular directions and head loadings of SmolLM2
+python -m benchmarks.circuit_discovery pruned       circuits of SmolLM2 from estimates, pruned further by measurement
 """
 
 from __future__ import annotations
@@ -244,6 +245,37 @@ def ioi_rows() -> Iterator[str]:
     yield f"{by_position!r}\n{time.process_time() - start:.1f} s"
 
 
+def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
+    """Yield rows of the table of circuits of SmolLM2 for an indirect object, one of estimates and those within it."""
+    from transformers import AutoTokenizer
+
+    folder = smollm2("original")
+    if folder is None:
+        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    weights, tokenizer = read_weights(open_checkpoint(folder), dtype=np.float32), AutoTokenizer.from_pretrained(folder)
+    clean, corrupted, other = (
+        np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
+        for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")
+    )
+    how: Any = circuits.Ablation("resample", metric=circuits.LogitDifference(other[-1:]), corrupted=corrupted)
+    at_end = np.arange(len(clean)) == len(clean) - 1
+    yield "| search | within | allowed increase | edges | increase | seconds |"
+    yield "|---|---|---|---|---|---|"
+    outer = None
+    for by, increase in (("integrated", first), ("integrated", last), ("acdc", last), ("greedy", last)):
+        search: Any = by
+        within = None if by == "integrated" else outer
+        start = time.process_time()
+        found = circuits.find_circuit(
+            weights, clean, at_end, loss_increase=increase, by=search, ablation=how, within=within
+        )
+        seconds = time.process_time() - start
+        outer = found if outer is None else outer
+        edges = "" if within is None else f"{len(within.kept)} edges"
+        increased = found.loss - found.full_loss
+        yield f"| {SEARCHES[by]} | {edges} | {increase:g} | {len(found.kept)} | {increased:.2f} | {seconds:.0f} |"
+
+
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:
     """Return sequences (n, 2 length) of a segment twice, the predictable tokens, and runs with another first copy."""
     tokens = np.hstack([segment, segment])
@@ -269,6 +301,7 @@ TABLES = {
     "similarities": similarity_rows,
     "heads": head_rows,
     "ioi": ioi_rows,
+    "pruned": pruned_rows,
 }
 
 

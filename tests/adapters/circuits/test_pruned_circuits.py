@@ -16,9 +16,10 @@ from tnlib_adapters import Checkpoint, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax, softmax
 from tnlib_adapters.circuits import find_circuit
 from tnlib_adapters.circuits.discovery import term_searches
-from tnlib_adapters.circuits.discovery.circuit_search import Circuit
+from tnlib_adapters.circuits.discovery.circuit_search import Circuit, Of
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, GatedModel
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
+from tnlib_adapters.circuits.discovery.term_searches import Gated
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
 
@@ -184,6 +185,24 @@ def test_left_out_paths_are_subtracted(model: Checkpoint, text: tuple[np.ndarray
     assert_close(found[0], want, factor=1e6)
 
 
+@pytest.mark.parametrize(("of", "by"), [("edges", "acdc"), ("paths", "greedy"), ("terms", "gradient")])
+def test_a_circuit_is_pruned_further(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], of: Of, by: str) -> None:
+    first = find_circuit(model, *text, loss_increase=0.3, of=of, by="integrated")
+    found = find_circuit(model, *text, loss_increase=1.0, of=of, by=by, within=first)  # type: ignore[arg-type]
+    assert set(found.kept) < set(first.kept)
+    assert len(found.kept) + len(found.removed) == len(first.kept) + len(first.removed)
+    assert set(first.removed) <= set(found.removed)
+    assert found.loss <= found.full_loss + 1.0 + 1e-12
+    make = {"edges": GatedModel, "paths": path_terms, "terms": ten_terms_by_heads}[of]
+    gated: Gated = make(model, *text, "f")  # type: ignore[operator]
+    assert_close(found.loss, gated.loss(np.isin(gated.names, found.kept).astype(float)), factor=1e4)
+    with refused(ValueError, "within must meet the budget"):
+        find_circuit(model, *text, loss_increase=0.0, of=of, by="acdc", within=found)
+    other = replace(first, kept=("9.9", *first.kept))
+    with refused(ValueError, "within must be a circuit of this model with the same terms and ablation, got '9.9'"):
+        find_circuit(model, *text, loss_increase=1.0, of=of, within=other)
+
+
 # ------------------------------------------------------------------------------------------------- what is said of it
 
 
@@ -207,6 +226,8 @@ def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray],
     ):
         with refused(ValueError, words):
             find_circuit(model, *text, **{"loss_increase": 0.1, **bad})  # type: ignore[arg-type]
+    with refused(TypeError, "within must be a Circuit, got tuple; pass a result of find_circuit"):
+        find_circuit(model, *text, loss_increase=0.1, within=("0.3",))  # type: ignore[arg-type]
     with refused(ValueError, "mask must be bool of shape"):
         find_circuit(model, text[0], text[1][:, 1:], loss_increase=0.1)
     tf.set_seed(0)

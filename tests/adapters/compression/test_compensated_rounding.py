@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import unchanged
+from tnlib_adapters.compression.methods import compensated_rounding
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import components, rounding_loss
 from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight
@@ -108,6 +110,23 @@ def test_order_and_layout_of_the_arguments_do_not_matter(case: Any) -> None:
     again = round_compensated(weight.copy(), form, reads, slopes)
     np.testing.assert_array_equal(once.codes, again.codes)
     np.testing.assert_array_equal(once.scales, again.scales)
+
+
+@given(cases())
+def test_slabs_of_a_large_matrix_lose_no_more_than_the_whole(case: Any) -> None:
+    weight, form, reads, slopes = case
+    measured = metric(weight, reads, slopes)
+    nearest = loss(weight, round_to_nearest(weight, form), *measured)
+    for descend in (False, True):
+        with patch.object(compensated_rounding, "_SLAB", 60):
+            slabs = round_compensated(weight, form, reads, slopes, descend=descend)
+        assert_valid(slabs, form, weight.shape)
+        least = (
+            nearest
+            if descend
+            else loss(weight, round_compensated(weight, form, reads, slopes, descend=False), *measured)
+        )
+        assert loss(weight, slabs, *measured) <= least * (1 + 1e-6) + 1e-9 * nearest + 1e-25
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError
+from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_real, check_choice
@@ -17,7 +17,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKind, GatedModel, as_ablation
 from tnlib_adapters.circuits.discovery.gated_terms import path_terms, ten_terms_by_heads
 from tnlib_adapters.circuits.discovery.target_loss import Metric, metric_name
-from tnlib_adapters.circuits.discovery.term_searches import By, Gated, Pruned, prune
+from tnlib_adapters.circuits.discovery.term_searches import By, Gated, PartOfTerms, Pruned, prune
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Of = Literal["edges", "terms", "paths"]
@@ -105,6 +105,7 @@ def find_circuit(
     by: By = "greedy",
     of: Of = "edges",
     ablation: AblationKind | Ablation = "zero",
+    within: Circuit | None = None,
 ) -> Circuit:
     """Prune a language model to a circuit that preserves the loss on some tokens.
 
@@ -136,6 +137,9 @@ def find_circuit(
     ablation
         What replaces an ablated edge: "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and
         corrupted tokens. Constants, such as biases, are edges for "zero" only.
+    within
+        A circuit of the same model and kind of term, larger than the wanted one, from a fast search: only its terms are
+        tried, and the others stay removed. So "greedy" and "acdc" prune models of 100,000 edges in minutes.
 
     Returns
     -------
@@ -148,8 +152,8 @@ def find_circuit(
     ------
     ArgumentError
         If `by` is "attribution" or "gradient" for the KL divergence, which has no first-order effects, the model has no
-        unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes, or
-        `loss_increase` < 0.
+        unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes,
+        `loss_increase` < 0, or `within` has terms that the model lacks or exceeds the budget already.
     ModuleNotFoundError
         If `by` is "attribution", "integrated" or "gradient", which need gradients, and torch is not installed.
 
@@ -186,10 +190,34 @@ def find_circuit(
         )
     gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))
-    pruned = prune(gated, full_loss + loss_increase, by)
+    limit = full_loss + loss_increase
+    pruned = prune(gated, limit, by) if within is None else _prune_within(within, gated, limit, by)
     if isinstance(gated, GatedModel):
-        pruned = _connected(gated, pruned, full_loss + loss_increase)
+        pruned = _connected(gated, pruned, limit)
     return _circuit(gated, pruned, of, full_loss, how.metric)
+
+
+def _prune_within(circuit: Circuit, gated: Gated, limit: float, by: By) -> Pruned:
+    """Prune a circuit further."""
+    if not isinstance(circuit, Circuit):
+        raise ArgumentTypeError(
+            f"find_circuit: within must be a Circuit, got {type(circuit).__name__}; pass a result of find_circuit."
+        )
+    of_name = {name: term for term, name in enumerate(gated.names)}
+    unknown = next((name for name in circuit.kept if name not in of_name), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"find_circuit: within must be a circuit of this model with the same terms and ablation, got {unknown!r}, "
+            "which is none of its terms; pass the same model, `of` and `ablation` as for that circuit."
+        )
+    part = PartOfTerms(gated, np.array([of_name[name] for name in circuit.kept], int))
+    loss = part.loss(np.ones(len(part.names)))
+    if loss > limit:
+        raise ArgumentError(
+            f"find_circuit: within must meet the budget of {limit:.4g}, got a circuit with {loss:.4g}; pass a circuit "
+            "found with a smaller loss_increase."
+        )
+    return part.of_all(prune(part, limit, by))
 
 
 def _circuit(gated: Gated, pruned: Pruned, of: Of, full_loss: float, metric: Metric) -> Circuit:

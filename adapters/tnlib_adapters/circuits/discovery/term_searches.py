@@ -67,6 +67,44 @@ class Pruned:
         self.losses[len(self.gates) - len(self.removed)] = loss
 
 
+class PartOfTerms:
+    """The loss of a model as a function of the gates of some terms; the others are removed."""
+
+    def __init__(self, model: Gated, terms: Array) -> None:
+        self._model, self._terms = model, terms
+        self.names = tuple(model.names[term] for term in terms)
+
+    def loss(self, gates: Array) -> float:
+        """Return the loss."""
+        return self._model.loss(self._all(gates))
+
+    def losses_without(self, gates: Array, terms: Array) -> Array:
+        """Return the loss with each of `terms` removed, one at a time."""
+        return self._model.losses_without(self._all(gates), self._terms[terms])
+
+    def first_order(self, gates: Array) -> Array:
+        """Return the first-order increase of the loss from removing each term."""
+        return self._model.first_order(self._all(gates))[self._terms]
+
+    def first_order_between(self, fraction: float) -> Array:
+        """Return the effects in the whole model."""
+        return self._model.first_order_between(fraction)[self._terms]
+
+    def of_all(self, pruned: Pruned) -> Pruned:
+        """Return a result by the terms of the model: those beside these were removed first."""
+        beside = np.setdiff1d(np.arange(len(self._model.names)), self._terms).tolist()
+        effects = None if pruned.effects is None else np.zeros(len(self._model.names))
+        if effects is not None:
+            effects[self._terms] = pruned.effects
+        removed = [*beside, *self._terms[pruned.removed].tolist()]
+        return Pruned(self._all(pruned.gates), removed, pruned.losses, effects)
+
+    def _all(self, gates: Array) -> Array:
+        of_model = np.zeros(len(self._model.names))
+        of_model[self._terms] = gates
+        return of_model
+
+
 def prune(model: Gated, limit: float, by: By) -> Pruned:
     """Remove terms while the loss stays at most `limit`."""
     least = _LEAST_EVALUATIONS.get(by, 0) * len(model.names)

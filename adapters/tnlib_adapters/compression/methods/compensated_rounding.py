@@ -21,6 +21,7 @@ on each other one by one, so that nearly all operations are those of matrix prod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,10 @@ _N_SWEEPS = 4  # of the descent; on MiniLM's attention six lower the cost by 14 
 _FEW_MOVES = 0.002  # of all codes in a sweep: the next one would change the cost by less than 0.1 %
 _TILE = 64  # rows or columns: entries one by one take as long as the matrix products between tiles
 _LONG_TILE = 2048  # of a side without moments
+_SLAB = 2**22  # numbers that are rounded at once where a side has no moments: intermediate arrays take 25 times as many
 _NONE: Array = np.ones((1, 1), np.float32)
+
+Metric = Sequence[Array | None]  # second moments of inputs and of gradients at the output; None for the identity
 
 
 def round_compensated(
@@ -83,10 +87,30 @@ def round_compensated(
     >>> rounding_loss(weight - compensated.values(), reads) < 0.1 * rounding_loss(weight - nearest.values(), reads)
     True
     """
+    metric = [_unit_metric(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]
+    for axis, moments in enumerate(metric):
+        if weight.size > _SLAB and axis not in form.axes and (moments is None or moments.ndim == 1):
+            return _round_slabs(weight, form, metric, axis, descend=descend)
+    return _round(weight, form, metric, descend=descend)
+
+
+def _round_slabs(weight: Array, form: IntegerFormat, metric: Metric, axis: int, *, descend: bool) -> Integers:
+    """Return the rounded matrix, slab by slab along an axis whose entries do not compensate each other."""
+    length, rounded = max(1, _SLAB // weight.shape[1 - axis]), list[Integers]()
+    sides, moments = list(metric), metric[axis]
+    for start in range(0, weight.shape[axis], length):
+        slab = slice(start, start + length)
+        sides[axis] = None if moments is None else moments[slab]
+        rounded.append(_round(weight[slab] if axis == 0 else weight[:, slab], form, sides, descend=descend))
+    codes, scales = (np.concatenate([getattr(part, of) for part in rounded], axis) for of in ("codes", "scales"))
+    return Integers(codes, scales, form)
+
+
+def _round(weight: Array, form: IntegerFormat, metric: Metric, *, descend: bool) -> Integers:
+    """Return the rounded matrix for moments of inputs and gradients that are divided by their mean and damped."""
     nearest = round_to_nearest(weight, form)
     size = float(np.abs(weight).max(initial=0.0)) or 1.0
     unit = (weight / size).astype(np.float32)
-    metric = [_unit_metric(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]
     rows, columns = (_Side.of(moments, n) for moments, n in zip(metric, weight.shape, strict=True))
 
     def loss_of(integers: Integers) -> float:

@@ -294,7 +294,8 @@ class QuantizedWeight:
         return n_bits, rank * (m + n)
 
     def _loss(self, values: Array) -> float:
-        return self._metric.loss(self.weight - values)
+        """Return the expected loss with these values, which are overwritten: those of a table are large."""
+        return self._metric.loss(np.subtract(self.weight, values, out=values))
 
 
 def _cosine_transform(n: int) -> Array:
