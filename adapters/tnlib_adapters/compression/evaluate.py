@@ -214,14 +214,19 @@ class Reference:
         before, after = self._outputs, Outputs(other, batches, partial(progress, "running the compressed model"))
         cosines: list[Array] = []
         sums, n_predicted = np.zeros(3), 0
+        n_tokens = max(1, LOGITS_AT_A_TIME // model.n_words)
         for b, batch in enumerate(batches):
             progress("comparing outputs", b, len(batches))
             if not model.predicts:
                 cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).cpu().numpy())
                 continue
-            valid = batch.valid[:, 1:].cpu()
-            sums += [float(losses[valid].sum()) for losses in _losses(before.of_batch(b), after.of_batch(b), batch.ids)]
-            n_predicted += int(valid.sum())
+            parts = list(batch.parts(n_tokens))
+            pairs = zip(before.of_parts(b, parts), after.of_parts(b, parts), strict=True)
+            for (texts, tokens), logits in zip(parts, pairs, strict=True):
+                following = texts, slice(tokens.start + 1, tokens.stop + 1)  # the last token of a text has none
+                losses = _losses(*logits, batch.ids[following])[:, batch.valid[following].cpu()]
+                sums += losses.sum(-1).numpy()
+                n_predicted += losses.shape[1]
         progress("comparing outputs", len(batches), len(batches))
         n_texts, n_tokens = sum(len(batch.ids) for batch in batches), sum(batch.n_tokens for batch in batches)
         if not model.predicts:
@@ -230,25 +235,15 @@ class Reference:
         return Evaluation(n_texts, n_tokens, None, float(np.exp(loss_before)), float(np.exp(loss_after)), divergence)
 
 
-def _losses(before: Tensor, after: Tensor, ids: Tensor) -> Tensor:
-    """Return the losses of two logits (texts, tokens, vocab) and their divergence, (3, texts, tokens - 1)."""
+def _losses(before: Tensor, after: Tensor, next_ids: Tensor) -> Tensor:
+    """Return the losses of two logits (texts, tokens, vocab) for the next tokens, and their divergence, (3, ...)."""
     import torch
 
     from tnlib_adapters.instrument.block import in_double_precision
 
-    n_texts, n_tokens, vocab = before.shape
-    losses = torch.zeros(3, n_texts, n_tokens - 1, dtype=torch.float64)
-    for text in range(n_texts):
-        for start in range(0, n_tokens - 1, max(1, LOGITS_AT_A_TIME // vocab)):
-            tokens = slice(start, min(start + max(1, LOGITS_AT_A_TIME // vocab), n_tokens - 1))
-            logs = [
-                in_double_precision(logits[text, tokens].log_softmax(-1)) for logits in (before, after)
-            ]  # token vocab
-            next_ids = ids[text, 1:][tokens, None].to(logs[0].device)
-            for k, log in enumerate(logs):
-                losses[k, text, tokens] = -log.gather(-1, next_ids)[:, 0]
-            losses[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
-    return losses
+    logs = [in_double_precision(logits[:, : next_ids.shape[1]].log_softmax(-1)) for logits in (before, after)]
+    losses = [-log.gather(-1, next_ids[..., None].to(log.device))[..., 0] for log in logs]
+    return torch.stack([*losses, (logs[0].exp() * (logs[0] - logs[1])).sum(-1)]).cpu()
 
 
 def loss_on_repeats(checkpoint: Checkpoint) -> float:

@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.running_model import Batch, Part, RunningModel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword arguments of a block
 
@@ -238,6 +238,12 @@ class Outputs:
 
     def of_batch(self, b: int) -> Tensor:
         """Return the output for the b-th batch, as the model does."""
-        with torch.no_grad():
-            last = self._streams.read(f"stream-{len(self._outer.model.layers)}", b)
-            return self._outer.leave(last, self._streams.batches[b])
+        return next(self.of_parts(b, [(slice(None), slice(None))]))
+
+    def of_parts(self, b: int, parts: Iterable[Part]) -> Iterator[Tensor]:
+        """Yield the output for parts of the b-th batch."""
+        batch, last = self._streams.batches[b], self._streams.read(f"stream-{len(self._outer.model.layers)}", b)
+        for at in parts:
+            with torch.no_grad():
+                out = self._outer.leave(last[at], batch.part(at))
+            yield out

@@ -164,7 +164,7 @@ def tables_in(model: RunningModel, tables: Mapping[str, Array], values: Group) -
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
     found = {names[id(find_matrix(model, module).get_parameter("weight"))]: module for module in tables}
     return {
-        name: as_tensor(model.wiring.matrix(module).on_rows(tables[module]), model.device)
+        name: torch.from_numpy(model.wiring.matrix(module).on_rows(tables[module])).to(model.device)  # not copied
         for name, module in found.items()
         if name in values
     }

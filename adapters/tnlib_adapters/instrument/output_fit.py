@@ -31,6 +31,7 @@ from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
 _RATE = 0.01  # of relative changes
+_TOKENS = 128  # whose logits are in memory at once
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]  # by module
 
@@ -105,9 +106,9 @@ class _OutputFit:
         error = 0.0
         with torch.no_grad():
             for b in batches:
-                for text, x, original in self._texts(b, self._forward(b)[-1]):
-                    before = self._original.leave(original, text)[text.valid].log_softmax(-1)
-                    after = self._rounded.leave(x, text)[text.valid].log_softmax(-1)
+                for part, x, original in self._parts(b, self._forward(b)[-1]):
+                    before = self._original.leave(original, part)[part.valid].log_softmax(-1)
+                    after = self._rounded.leave(x, part)[part.valid].log_softmax(-1)
                     error += distance(before, after, predicts=True)
         return error
 
@@ -130,19 +131,18 @@ class _OutputFit:
 
     def _gradient_at_output(self, b: int, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
-        for text, after, original in self._texts(b, x):
+        for part, after, original in self._parts(b, x):
             with torch.no_grad():
-                target = self._original.leave(original, text)[text.valid].softmax(-1)
-            loss = cross_entropy(self._rounded.leave(after, text)[text.valid], target, reduction="sum")
+                target = self._original.leave(original, part)[part.valid].softmax(-1)
+            loss = cross_entropy(self._rounded.leave(after, part)[part.valid], target, reduction="sum")
             (loss / self._streams.batches[b].n_tokens).backward()  # type: ignore[no-untyped-call]
         return cast(Tensor, x.grad)
 
-    def _texts(self, b: int, x: Tensor) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Yield the texts of a batch one by one, as logits are large, their streams, and those of the original."""
+    def _parts(self, b: int, x: Tensor) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Yield parts of a batch, as logits are large, their streams, and those of the original."""
         batch, original = self._streams.batches[b], self._streams.read(f"stream-{len(self._blocks)}", b)
-        for at in range(len(batch.ids)):
-            row = slice(at, at + 1)
-            yield replace(batch, ids=batch.ids[row], mask=batch.mask[row]), x[row], original[row]
+        for at in batch.parts(_TOKENS):
+            yield batch.part(at), x[at], original[at]
 
 
 class _FittedBlock:

@@ -69,6 +69,9 @@ class RunningLayer:
     projections: dict[str, Projection]
 
 
+Part = tuple[slice, slice]  # texts and tokens
+
+
 @dataclass(frozen=True)
 class Batch:
     """Tokenized texts and attention mask, (texts, tokens) each; the mask is 1 at tokens and 0 at padding.
@@ -89,6 +92,16 @@ class Batch:
     def n_tokens(self) -> int:
         """Number of tokens without padding."""
         return int(self.mask.sum())
+
+    def parts(self, n_tokens: int) -> Iterator[Part]:
+        """Yield the indices of parts, of at most so many tokens of one text each: logits of all would be large."""
+        for text in range(len(self.ids)):
+            for start in range(0, self.ids.shape[1], n_tokens):
+                yield slice(text, text + 1), slice(start, start + n_tokens)
+
+    def part(self, at: Part) -> Batch:
+        """Return a part."""
+        return replace(self, ids=self.ids[at], mask=self.mask[at])
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,6 +169,11 @@ class RunningModel:
         return self.wiring.unembedding is not None and self.model.get_output_embeddings() is not None
 
     @property
+    def n_words(self) -> int:
+        """Size of the vocabulary."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
     def longest(self) -> int:
         """Maximum number of tokens per text."""
         positions = (self.wiring.context or math.inf) - self.wiring.embedding.first_position
@@ -187,11 +205,10 @@ class RunningModel:
     def _ids_of(self, document: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
         """Return the token ids of a conversation, or check those of a document."""
         if isinstance(document, np.ndarray):
-            n_words = self.model.get_input_embeddings().weight.shape[0]
-            outside = document[(document < 0) | (document >= n_words)]
+            outside = document[(document < 0) | (document >= self.n_words)]
             if len(outside):
                 raise ArgumentError(
-                    f"{self.function}: token ids must lie below {n_words:,}, the size of the vocabulary, got "
+                    f"{self.function}: token ids must lie below {self.n_words:,}, the size of the vocabulary, got "
                     f"{outside[0]}; tokenize with the tokenizer of this model."
                 )
             return cast(list[int], document.tolist())

@@ -137,17 +137,13 @@ def fit_scales(
     """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
     from tnlib_adapters.instrument.output_fit import fit_to_output
 
-    without_values = {name: [_without_values(matrix, name) for matrix in matrices] for name, matrices in chosen}
+    without_values = {
+        name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
+    }
     show = partial(progress, "fitting scales to the output")
     fitted, vectors = fit_to_output(model, streams, without_values, n_steps, show, with_vectors=with_vectors)
     whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
     return whole, vectors
-
-
-def _without_values(matrix: FactoredMatrix, module: str) -> FactoredMatrix:
-    """Return a rounded matrix without the values of its codes, which take four times their memory."""
-    arrays = {part: values for part, values in matrix.arrays.items() if part not in matrix.integers}
-    return replace(matrix, arrays=arrays, module=module)
 
 
 def fit_blocks(

@@ -240,7 +240,8 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:
         """Store the matrices of a module, as copies: factors are often views of those of full rank."""
         self.descriptions[module] = [matrix.describe() for matrix in matrices]
-        n_bytes = sum(a.nbytes for m in matrices for a in (*m.arrays.values(), *(i.codes for i in m.integers.values())))
+        held = [matrix.without_values() for matrix in matrices]
+        n_bytes = sum(a.nbytes for m in held for a in (*m.arrays.values(), *(i.codes for i in m.integers.values())))
         if not self.workspace.admits(self, n_bytes):
             tensors = self.workspace.write(self, entries_of(matrices))
             if tensors is not None:
@@ -248,7 +249,7 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
                 return
         self._in_memory[module] = [
             replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
-            for matrix in matrices
+            for matrix in held
         ]
 
     def order(self, modules: Iterable[str]) -> None:
@@ -257,7 +258,7 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
 
     def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
         if module in self._in_memory:
-            return self._in_memory[module]
+            return [matrix.with_integers(matrix.integers) for matrix in self._in_memory[module]]
         return read_matrices(self.descriptions[module], self._in_files[module])
 
     def __iter__(self) -> Iterator[str]:
