@@ -46,6 +46,15 @@ class Streams:
         weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
         return streams
 
+    def split(self, n_tokens: int) -> Streams:
+        """Return the same streams in batches of at most so many tokens, or of one text."""
+        parts = list[Batch]()
+        for batch in self.batches:
+            n_texts = max(1, n_tokens // batch.ids.shape[1])
+            starts = range(0, len(batch.ids), n_texts)
+            parts += [batch.part((slice(start, start + n_texts), slice(None))) for start in starts]
+        return Streams(self.folder, parts, self._width, self._dtype)  # texts are stored one after the other
+
     def has(self, name: str) -> bool:
         """Test if streams are stored; a file holds those of all batches that were written."""
         return (self.folder / name).exists()

@@ -1,8 +1,8 @@
 """Rounded weights of a language model fitted to its predictions: their scales, and the vectors of the blocks.
 
 A fit of one block sees the error at its own output alone. Here Adam minimises the Kullback-Leibler divergence of the
-predictions from those of the original, one batch a step, over relative changes of all scales, biases and gains of norms
-at once, as Chen et al. (EfficientQAT, ACL 2025) train scales in their second phase. Codes stay as they are. Embeddings
+predictions from those of the original, 512 tokens a step, over relative changes of all scales, biases and gains of
+norms at once, as Chen et al. (EfficientQAT, ACL 2025) train scales in their second phase. Codes stay. Embeddings
 of MiniLM gained nothing beyond the fit of its blocks (attention in 2 bits: 1 - cosine 0.0189 instead of 0.0193).
 
 A batch passes the blocks forward without a graph, which stores their inputs, and backward block by block, each run
@@ -31,6 +31,7 @@ from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
 _RATE = 0.01  # of relative changes
+_STEP_TOKENS = 512  # of a step: twice as many of half the tokens lower the divergence by 4 % more (SmolLM2, 2 bits)
 _TOKENS = 128  # whose logits are in memory at once
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]  # by module
@@ -47,11 +48,14 @@ def fit_to_output(
 ) -> tuple[Matrices, dict[str, Array]]:
     """Return rounded matrices with fitted scales and biases, and by stored name the fitted vectors of the blocks.
 
+    `n_steps` steps read a batch each; shorter ones that read as many tokens in total take their place.
     Vectors are fitted `with_vectors` only. The first batches are held out: unless the error on them falls, the matrices
     are returned as they are, without vectors.
     """
-    fit = _OutputFit(model, streams, matrices, with_vectors=with_vectors)
-    held_out, fitted = split_batches(len(streams.batches))
+    parts = streams.split(_STEP_TOKENS)
+    n_steps = n_steps * len(parts.batches) // len(streams.batches)
+    fit = _OutputFit(model, parts, matrices, with_vectors=with_vectors)
+    held_out, fitted = split_batches(len(parts.batches))
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     before = fit.error(held_out)
     optimiser, schedule = make_optimiser(fit.moves, _RATE, len(order), fused=False)

@@ -29,7 +29,7 @@ from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
-from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_uses  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -193,6 +193,24 @@ def test_evaluations_do_not_depend_on_what_is_in_memory(
     assert one.error > 0
     assert replace(one, cosine=None) == replace(other, cosine=None)
     np.testing.assert_array_equal(one.cosine, other.cosine)
+
+
+def test_streams_are_split_by_texts(llama: Path) -> None:
+    model = open_running(llama, batch_tokens=128)
+    streams = Streams.temporary(model.batches(TEXT), 3)
+    wanted = []
+    for k, batch in enumerate(streams.batches):
+        wanted.append(torch.randn(*batch.ids.shape, 3))
+        streams.write("stream-0", k, wanted[-1])
+    streams.finish("stream-0")
+    most = 2 * streams.batches[0].ids.shape[1]  # the shortest texts come first
+    split = streams.split(most)
+    assert len(split.batches) > len(streams.batches) > 1
+    assert max(batch.ids.numel() for batch in split.batches if len(batch.ids) > 1) <= most
+    found = [split.read("stream-0", k) for k in range(len(split.batches))]
+    for whole, parts in (([b.ids for b in streams.batches], [b.ids for b in split.batches]), (wanted, found)):
+        texts, again = ([text for batch in batches for text in batch] for batches in (whole, parts))
+        assert all(torch.equal(*pair) for pair in zip(texts, again, strict=True))
 
 
 def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluation:
