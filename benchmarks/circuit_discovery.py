@@ -246,7 +246,7 @@ def ioi_rows() -> Iterator[str]:
 
 
 def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
-    """Yield rows of the table of circuits of SmolLM2 for an indirect object, one of estimates and those within it."""
+    """Yield rows of the table of circuits of SmolLM2 for an indirect object: estimated, and measured within these."""
     from transformers import AutoTokenizer
 
     folder = smollm2("original")
@@ -264,13 +264,11 @@ def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
     outer: circuits.Circuit | None = None
     for by, increase in (("integrated", last), ("integrated", first), ("acdc", last), ("greedy", last)):
         search: Any = by
-        within = None if by == "integrated" else outer
+        terms: Any = "edges" if by == "integrated" else outer
         start = time.process_time()
-        outer = circuits.find_circuit(
-            weights, clean, at_end, loss_increase=increase, by=search, ablation=how, within=within
-        )
+        outer = circuits.find_circuit(weights, clean, at_end, loss_increase=increase, by=search, of=terms, ablation=how)
         seconds = time.process_time() - start
-        edges = "all" if within is None else f"{len(within.kept)}"
+        edges = "all" if terms == "edges" else f"{len(terms.kept)}"
         increased = outer.loss - outer.full_loss
         yield f"| {SEARCHES[by]} | {edges} | {increase:g} | {len(outer.kept)} | {increased:.2f} | {seconds:.0f} |"
 

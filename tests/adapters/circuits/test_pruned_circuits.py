@@ -188,7 +188,7 @@ def test_left_out_paths_are_subtracted(model: Checkpoint, text: tuple[np.ndarray
 @pytest.mark.parametrize(("of", "by"), [("edges", "acdc"), ("paths", "greedy"), ("terms", "gradient")])
 def test_a_circuit_is_pruned_further(model: Checkpoint, text: tuple[np.ndarray, np.ndarray], of: Of, by: str) -> None:
     first = find_circuit(model, *text, loss_increase=0.3, of=of, by="integrated")
-    found = find_circuit(model, *text, loss_increase=1.0, of=of, by=by, within=first)  # type: ignore[arg-type]
+    found = find_circuit(model, *text, loss_increase=1.0, of=first, by=by)  # type: ignore[arg-type]
     assert set(found.kept) < set(first.kept)
     assert len(found.kept) + len(found.removed) == len(first.kept) + len(first.removed)
     assert set(first.removed) <= set(found.removed)
@@ -196,11 +196,13 @@ def test_a_circuit_is_pruned_further(model: Checkpoint, text: tuple[np.ndarray, 
     make = {"edges": GatedModel, "paths": path_terms, "terms": ten_terms_by_heads}[of]
     gated: Gated = make(model, *text, "f")  # type: ignore[operator]
     assert_close(found.loss, gated.loss(np.isin(gated.names, found.kept).astype(float)), factor=1e4)
-    with refused(ValueError, "within must meet the budget"):
-        find_circuit(model, *text, loss_increase=0.0, of=of, by="acdc", within=found)
+    with refused(ValueError, "of must be a circuit that meets the budget"):
+        find_circuit(model, *text, loss_increase=0.0, of=found, by="acdc")
     other = replace(first, kept=("9.9", *first.kept))
-    with refused(ValueError, "within must be a circuit of this model with the same terms and ablation, got '9.9'"):
-        find_circuit(model, *text, loss_increase=1.0, of=of, within=other)
+    with refused(
+        ValueError, "of must be a kind of term, or a circuit of this model with the same ablation, got one with '9.9'"
+    ):
+        find_circuit(model, *text, loss_increase=1.0, of=other)
 
 
 # ------------------------------------------------------------------------------------------------- what is said of it
@@ -226,8 +228,6 @@ def test_what_is_refused(model: Checkpoint, text: tuple[np.ndarray, np.ndarray],
     ):
         with refused(ValueError, words):
             find_circuit(model, *text, **{"loss_increase": 0.1, **bad})  # type: ignore[arg-type]
-    with refused(TypeError, "within must be a Circuit, got tuple; pass a result of find_circuit"):
-        find_circuit(model, *text, loss_increase=0.1, within=("0.3",))  # type: ignore[arg-type]
     with refused(ValueError, "mask must be bool of shape"):
         find_circuit(model, text[0], text[1][:, 1:], loss_increase=0.1)
     tf.set_seed(0)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, ArgumentTypeError
+from tnlib import ArgumentError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import as_real, check_choice
@@ -103,9 +103,8 @@ def find_circuit(
     *,
     loss_increase: float,
     by: By = "greedy",
-    of: Of = "edges",
+    of: Of | Circuit = "edges",
     ablation: AblationKind | Ablation = "zero",
-    within: Circuit | None = None,
 ) -> Circuit:
     """Prune a language model to a circuit that preserves the loss on some tokens.
 
@@ -134,12 +133,11 @@ def find_circuit(
         and values of a head, feed-forward layers, logits), with norms, patterns and feed-forward layers recomputed from
         the remaining edges. "paths": paths through heads with frozen patterns. "terms": the ten terms of a two-layer
         model, Q-, K- and V-composition by pairs of heads; the softmax remainder always stays.
+        A circuit: the terms that it keeps, the others stay removed. So "greedy" and "acdc" prune in minutes what a fast
+        search with a smaller `loss_increase` leaves of 100,000 edges.
     ablation
         What replaces an ablated edge: "zero", "mean" or "resample", or an `Ablation`, which also chooses the metric and
         corrupted tokens. Constants, such as biases, are edges for "zero" only.
-    within
-        A circuit of the same model and kind of term, larger than the wanted one, from a fast search: only its terms are
-        tried, and the others stay removed. So "greedy" and "acdc" prune models of 100,000 edges in minutes.
 
     Returns
     -------
@@ -153,7 +151,7 @@ def find_circuit(
     ArgumentError
         If `by` is "attribution" or "gradient" for the KL divergence, which has no first-order effects, the model has no
         unembedding or, for "terms" and "paths", is not attention-only, tokens or mask have wrong shapes,
-        `loss_increase` < 0, or `within` has terms that the model lacks or exceeds the budget already.
+        `loss_increase` < 0, or a circuit has terms that the model lacks or exceeds the budget already.
     ModuleNotFoundError
         If `by` is "attribution", "integrated" or "gradient", which need gradients, and torch is not installed.
 
@@ -176,6 +174,7 @@ def find_circuit(
     ['tokens -> 0.3 V', 'positions -> 0.3 Q', 'positions -> 0.3 K']
     """
     check_choice("find_circuit", "by", by, get_args(By))
+    outer, of = (of, of.of) if isinstance(of, Circuit) else (None, of)
     check_choice("find_circuit", "of", of, get_args(Of))
     if not 0 <= as_real("find_circuit", "loss_increase", loss_increase, "loss_increase=0.1") < np.inf:
         raise ArgumentError(
@@ -191,7 +190,7 @@ def find_circuit(
     gated = _gated(model, tokens, mask, of, how)
     full_loss = gated.loss(np.ones(len(gated.names)))
     limit = full_loss + loss_increase
-    pruned = prune(gated, limit, by) if within is None else _prune_within(within, gated, limit, by)
+    pruned = prune(gated, limit, by) if outer is None else _prune_within(outer, gated, limit, by)
     if isinstance(gated, GatedModel):
         pruned = _connected(gated, pruned, limit)
     return _circuit(gated, pruned, of, full_loss, how.metric)
@@ -199,23 +198,19 @@ def find_circuit(
 
 def _prune_within(circuit: Circuit, gated: Gated, limit: float, by: By) -> Pruned:
     """Prune a circuit further."""
-    if not isinstance(circuit, Circuit):
-        raise ArgumentTypeError(
-            f"find_circuit: within must be a Circuit, got {type(circuit).__name__}; pass a result of find_circuit."
-        )
     of_name = {name: term for term, name in enumerate(gated.names)}
     unknown = next((name for name in circuit.kept if name not in of_name), None)
     if unknown is not None:
         raise ArgumentError(
-            f"find_circuit: within must be a circuit of this model with the same terms and ablation, got {unknown!r}, "
-            "which is none of its terms; pass the same model, `of` and `ablation` as for that circuit."
+            f"find_circuit: of must be a kind of term, or a circuit of this model with the same ablation, got one with "
+            f"{unknown!r}, which is no term here; pass the model and the ablation of that circuit."
         )
     part = PartOfTerms(gated, np.array([of_name[name] for name in circuit.kept], int))
     loss = part.loss(np.ones(len(part.names)))
     if loss > limit:
         raise ArgumentError(
-            f"find_circuit: within must meet the budget of {limit:.4g}, got a circuit with {loss:.4g}; pass a circuit "
-            "found with a smaller loss_increase."
+            f"find_circuit: of must be a circuit that meets the budget of {limit:.4g}, got one with {loss:.4g}; pass "
+            "one found with a smaller loss_increase."
         )
     return part.of_all(prune(part, limit, by))
 
