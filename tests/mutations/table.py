@@ -343,8 +343,8 @@ COMPRESSION = [
     *_in(
         "adapters/tnlib_adapters/compression/evaluate.py",
         (
-            "losses[2, text, tokens] = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)",
-            "losses[2, text, tokens] = (logs[1].exp() * (logs[1] - logs[0])).sum(-1)",
+            "return torch.stack([*losses, (logs[0].exp() * (logs[0] - logs[1])).sum(-1)]).cpu()",
+            "return torch.stack([*losses, (logs[1].exp() * (logs[1] - logs[0])).sum(-1)]).cpu()",
             "adapters/compression/test_evaluate.py",
         ),
         (
