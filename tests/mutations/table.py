@@ -348,8 +348,8 @@ COMPRESSION = [
             "adapters/compression/test_evaluate.py",
         ),
         (
-            "valid = batch.valid[:, 1:].cpu()",
-            "valid = batch.valid[:, :-1].cpu()",
+            "losses = _losses(*logits, batch.ids[following])[:, batch.valid[following].cpu()]",
+            "losses = _losses(*logits, batch.ids[following]).reshape(3, -1)",
             "adapters/compression/test_evaluate.py",
         ),
     ),

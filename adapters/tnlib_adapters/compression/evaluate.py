@@ -214,13 +214,13 @@ class Reference:
         before, after = self._outputs, Outputs(other, batches, partial(progress, "running the compressed model"))
         cosines: list[Array] = []
         sums, n_predicted = np.zeros(3), 0
-        n_tokens = max(1, LOGITS_AT_A_TIME // model.n_words)
+        in_part = max(1, LOGITS_AT_A_TIME // model.n_words)
         for b, batch in enumerate(batches):
             progress("comparing outputs", b, len(batches))
             if not model.predicts:
                 cosines.append((before.of_batch(b) * after.of_batch(b)).sum(-1).cpu().numpy())
                 continue
-            parts = list(batch.parts(n_tokens))
+            parts = list(batch.parts(in_part))
             pairs = zip(before.of_parts(b, parts), after.of_parts(b, parts), strict=True)
             for (texts, tokens), logits in zip(parts, pairs, strict=True):
                 following = texts, slice(tokens.start + 1, tokens.stop + 1)  # the last token of a text has none
