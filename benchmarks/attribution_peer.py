@@ -22,7 +22,7 @@ import torch
 from tnlib_adapters.circuits import circuit_faithfulness, edge_effects
 
 from benchmarks.circuit_faithfulness import indirect_objects, language_model, last
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 SAMPLES = 5
 
@@ -33,7 +33,7 @@ def hooked_transformer() -> Any:
     from transformer_lens.pretrained.weight_conversions import convert_llama_weights
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_or_exit(), dtype=torch.float32)
     sizes = model.config
     config = HookedTransformerConfig(
         n_layers=sizes.num_hidden_layers,
@@ -98,8 +98,6 @@ def renamed(edge: str) -> str:
 @click.option("--count", default=4, show_default=True, help="Number of prompts for the rankings.")
 def main(count: int) -> None:
     """Print the faithfulness of circuits by both rankings."""
-    if smollm2() is None:
-        raise SystemExit("attribution_peer: SmolLM2 is not there; run python -m benchmarks.smollm2.")
     weights, tokenizer = language_model()
     rng = np.random.default_rng(0)
     tokens, how = indirect_objects(tokenizer, count, rng)

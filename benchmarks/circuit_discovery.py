@@ -29,7 +29,7 @@ from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 HERE = Path(__file__).parent
 SEEDS = range(4)
@@ -152,9 +152,7 @@ def search_rows(length: int = 6, least: float = 0.005) -> Iterator[str]:
 
 def similarity_rows() -> Iterator[str]:
     """Yield the tables of the most similar operators of heads of SmolLM2, QK at distance 1, and seconds."""
-    source = smollm2()
-    if source is None:
-        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     model = open_checkpoint(source)
     for operator, distance in (("OV", None), ("QK", 1)):
         start = time.process_time()
@@ -162,14 +160,27 @@ def similarity_rows() -> Iterator[str]:
         yield f"{found!r}\n{time.process_time() - start:.1f} s"
 
 
-def head_rows() -> Iterator[str]:
-    """Yield copying and previous-token scores of SmolLM2 by their inputs, and the heads that recover IOI most."""
+def model_and_tokenizer() -> tuple[Any, Any]:
+    """Return SmolLM2 and its tokenizer."""
     from transformers import AutoTokenizer
 
-    folder = smollm2("original")
-    if folder is None:
-        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
-    model, tokenizer = open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
+    folder = smollm2_or_exit()
+    return open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def indirect_object(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Return a prompt with its answer, the mask of the answer, and the ablation by the other subject."""
+    clean, corrupted, other = (
+        np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
+        for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")
+    )
+    metric = circuits.LogitDifference(other[-1:])
+    return clean, np.arange(len(clean)) == len(clean) - 1, circuits.Ablation("resample", metric, corrupted)
+
+
+def head_rows() -> Iterator[str]:
+    """Yield copying and previous-token scores of SmolLM2 by their inputs, and the heads that recover IOI most."""
+    model, tokenizer = model_and_tokenizer()
     yield "copying: head | embeddings | first layer"
     copying = circuits.copying_scores(model)
     for at in ((23, 0), (23, 1), (23, 7), (29, 1)):
@@ -187,26 +198,16 @@ def head_rows() -> Iterator[str]:
         measured = ((scores.previous, patterns), (scores.induction, repeated))
         found = " | ".join(f"{np.corrcoef(a.ravel(), b.ravel())[0, 1]:.2f}" for a, b in measured)
         yield f"{scores.inputs} | {scores.tokens} | {found}"
-    clean, corrupted, other = (
-        np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
-        for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")
-    )
-    answer = np.arange(len(clean)) == len(clean) - 1
-    metric = circuits.LogitDifference(other[-1:])
-    found = circuits.activation_patching(model, clean, answer, corrupted, of="heads", metric=metric)
+    clean, at_end, how = indirect_object(tokenizer)
+    found = circuits.activation_patching(model, clean, at_end, how.corrupted, of="heads", metric=how.metric)
     yield f"patching\n{found!r}"
 
 
 def ioi_rows() -> Iterator[str]:
     """Yield ten terms, effects of singular directions and head loadings of SmolLM2 for an indirect object."""
-    from transformers import AutoTokenizer
-
-    folder = smollm2("original")
-    if folder is None:
-        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
-    weights, tokenizer = read_weights(open_checkpoint(folder)), AutoTokenizer.from_pretrained(folder)
-    tokens = np.array(tokenizer("When Mary and John went to the store, John gave a drink to")["input_ids"])
-    mary, john = (tokenizer(name)["input_ids"][0] for name in (" Mary", " John"))
+    model, tokenizer = model_and_tokenizer()
+    weights, (answer, at_end, how) = read_weights(model), indirect_object(tokenizer)
+    tokens, mary, (john,) = answer[:-1], answer[-1], how.metric.others
     unembedding: Any = weights.unembed
     difference = unembedding.affine.weight[:, mary] - unembedding.affine.weight[:, john]
     norm: Any = weights.final_norm
@@ -219,46 +220,24 @@ def ioi_rows() -> Iterator[str]:
     pairs = terms.by_pair[:, :, :, -1] @ readout  # side, writer, head
     side, writer, head = np.unravel_index(np.argmax(np.abs(pairs)), pairs.shape)
     yield f"largest pair: {'QKV'[side]} {terms.writers[writer]} > 23.{head} {pairs[side, writer, head]:.2f}"
-    answer, metric = np.append(tokens, mary), circuits.LogitDifference(np.array([john]))
-    at_end = np.arange(len(answer)) == len(tokens)
     for layer, head, operator in ((23, 3, "OV"), (23, 0, "OV"), (20, 0, "OV"), (23, 3, "Q"), (23, 0, "Q")):
         start = time.process_time()
-        effects = circuits.singular_vector_effects(
-            weights,
-            answer,
-            at_end,
-            layer,
-            head,
-            operator=operator,
-            metric=metric,  # type: ignore[arg-type]
-        )
+        of: Any = operator
+        effects = circuits.singular_vector_effects(weights, answer, at_end, layer, head, operator=of, metric=how.metric)
         yield f"{effects!r}\n{time.process_time() - start:.1f} s"
     start = time.process_time()
     contributions = circuits.logit_contributions(freeze(weights, tokens), direction=difference)
     loadings = circuits.head_loadings(contributions, 1, layer=20)
     yield f"{loadings!r}\n{time.process_time() - start:.1f} s"
-    corrupted = answer.copy()
-    corrupted[9] = mary  # the second "John"
     start = time.process_time()
-    how = circuits.Ablation("resample", metric=metric, corrupted=corrupted)  # type: ignore[arg-type]
     by_position = circuits.edge_effects(weights, answer, at_end, ablation=how, n_measured=0, by_position=True)
     yield f"{by_position!r}\n{time.process_time() - start:.1f} s"
 
 
 def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
     """Yield rows of the table of circuits of SmolLM2 for an indirect object: estimated, and measured within these."""
-    from transformers import AutoTokenizer
-
-    folder = smollm2("original")
-    if folder is None:
-        raise SystemExit("circuit_discovery: SmolLM2 is not there; run python -m benchmarks.smollm2.")
-    weights, tokenizer = read_weights(open_checkpoint(folder), dtype=np.float32), AutoTokenizer.from_pretrained(folder)
-    clean, corrupted, other = (
-        np.array(tokenizer(f"When Mary and John went to the store, {name}")["input_ids"])
-        for name in ("John gave a drink to Mary", "Mary gave a drink to Mary", "John gave a drink to John")
-    )
-    how: Any = circuits.Ablation("resample", metric=circuits.LogitDifference(other[-1:]), corrupted=corrupted)
-    at_end = np.arange(len(clean)) == len(clean) - 1
+    model, tokenizer = model_and_tokenizer()
+    weights, (clean, at_end, how) = read_weights(model, dtype=np.float32), indirect_object(tokenizer)
     yield "| search | among edges | allowed increase | edges kept | increase | CPU s |"
     yield "|---|---|---|---|---|---|"
     outer: circuits.Circuit | None = None

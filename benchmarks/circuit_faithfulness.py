@@ -22,7 +22,7 @@ from tnlib_adapters.data.coded_letters import CIRCUIT, coded_letters
 from tnlib_adapters.reference.weights import Weights, read_weights
 
 from benchmarks.path_orders import NAMES, NOUNS, PLACES
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 SEEDS = range(4)
 
@@ -48,9 +48,7 @@ def language_model() -> tuple[Weights, Any]:
     """Return the weights of SmolLM2 in single precision, and its tokenizer."""
     from transformers import AutoTokenizer
 
-    source = smollm2()
-    if source is None:
-        raise SystemExit("circuit_faithfulness: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     weights = read_weights(tnlib_adapters.open_checkpoint(source), dtype=np.float32)
     return weights, AutoTokenizer.from_pretrained(source)
 

@@ -29,7 +29,7 @@ from tnlib_adapters.attention.softmax import log_softmax
 
 from benchmarks.language_models import HERE, WINDOW, calibration_text
 from benchmarks.llama_cpp_quantizer import average_bits, rounded_by_llama_cpp
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 PROMPT = [*range(1000, 1064)]
 COUNT = 64
@@ -164,9 +164,7 @@ def main(bits: float, layouts: tuple[str, ...], folders: Path | None) -> None:
     import tnlib_adapters
     from transformers import AutoTokenizer
 
-    source = smollm2("original")
-    if source is None:
-        raise SystemExit("engines: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     with tempfile.TemporaryDirectory() as scratch:
         place = folders or Path(scratch)
         place.mkdir(exist_ok=True)

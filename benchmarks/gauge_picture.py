@@ -15,7 +15,7 @@ import numpy as np
 import tnlib_adapters
 from tnlib_adapters import Checkpoint
 
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 from tnlib._typing import Array
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "gauge-weights.png"
@@ -35,9 +35,7 @@ def weights_of(checkpoint: Checkpoint) -> tuple[Array, Array, Array]:
 def main() -> None:
     from matplotlib.figure import Figure
 
-    source = smollm2()
-    if source is None:
-        raise SystemExit("gauge_picture: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     folded = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
     models = {"trained": folded, "chosen": tnlib_adapters.choose_gauge(folded).checkpoint}
     figure = Figure(figsize=(8.6, 3.1), layout="constrained")

@@ -38,7 +38,7 @@ from benchmarks.bits import collect
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text
 from benchmarks.language_models import WINDOW
 from benchmarks.language_models import calibration_text as text_of_language_models
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 from benchmarks.texts import sentences
 from tnlib._typing import Array
 
@@ -134,9 +134,7 @@ def expected() -> None:
     """Print the expected losses of SmolLM2."""
     from transformers import AutoTokenizer
 
-    source = smollm2()
-    if source is None:
-        raise SystemExit("gauge_steps: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     checkpoint = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
     model = open_running(checkpoint, max_tokens=WINDOW)
     uses = find_uses(model, names_of(checkpoint, "mlp", with_text=True))

@@ -28,7 +28,7 @@ from tnlib_adapters.checkpoints import weight_stacks
 
 import tnlib
 from benchmarks.calibrated import folder_of
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
@@ -138,9 +138,7 @@ def _rounded(exact: Any, n: int) -> list[Point]:
 
 def panels() -> Iterator[tuple[str, dict[str, list[Point]], dict[str, list[Point]], dict[str, list[Point]]]]:
     """Yield title, invariant curves, and the others in the trained and in the chosen gauge."""
-    source = smollm2()
-    if source is None:
-        raise SystemExit("head_formats: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     for name, model, layer in (("MiniLM", folder_of("minilm"), 3), ("SmolLM2", source, 15)):
         trained: Checkpoint = tnlib_adapters.open_checkpoint(model)
         trained = trained if name == "MiniLM" else tnlib_adapters.fold(trained).checkpoint
@@ -162,9 +160,7 @@ def error_at(curve: list[Point], size: float) -> float:
 
 def beside_random() -> Iterator[str]:
     """Yield the errors of formats of the operators of layer 23 of SmolLM2, and those of random operators."""
-    source = smollm2()
-    if source is None:
-        raise SystemExit("head_formats: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     layer = tnlib_adapters.open_checkpoint(source).attention(23)
     for circuit, distance in (("ov", None), ("qk", 1)):
         view = weight_stacks.operators(layer, circuit, distance=distance)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ from benchmarks.calibrated import write_table
 from benchmarks.llama_cpp_quantizer import rounded_by_llama_cpp
 from benchmarks.quantizers import Grid, gptq, round_to_nearest, svd_llm
 from benchmarks.rivals import RIVALS
-from benchmarks.smollm2 import NAMES, smollm2
+from benchmarks.smollm2 import NAMES, smollm2_or_exit
 from benchmarks.texts import sentences
 from tnlib._typing import Array
 
@@ -186,9 +186,7 @@ def run_row(model: str, method: str, unit: str, size: float, what: str, python: 
     import tnlib_adapters
     from transformers import AutoTokenizer
 
-    source = smollm2(model)
-    if source is None:
-        raise SystemExit("language_models: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit(model)
     if method in RIVALS:
         return rounded_by_rival(method, python, source, out, int(size))
     start = time.process_time()
@@ -223,7 +221,7 @@ def row(model: str, method: str, unit: str, size: float, what: str, python: str)
         command = [sys.executable, "-m", "benchmarks.language_models", "--row", *arguments]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         run = json.loads(done.stdout.splitlines()[-1])
-        source = smollm2(model)
+        source = smollm2_or_exit(model)
         measured = tnlib_adapters.evaluate(source, out, HERE / "prose_held_out.txt")
     cells = (
         what,

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 HERE = Path(__file__).parent
 LENGTH = 64
@@ -82,9 +82,7 @@ def main(table: str, count: int) -> None:
     from tnlib_adapters.reference.weights import read_weights
     from transformers import AutoTokenizer
 
-    source = smollm2("original")
-    if source is None:
-        raise SystemExit("path_losses: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     checkpoint = tnlib_adapters.open_checkpoint(source)
     weights, tokenizer = read_weights(checkpoint, dtype=np.float32), AutoTokenizer.from_pretrained(source)
     embeddings = checkpoint.read("model.embed_tokens.weight")

@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.smollm2 import smollm2
+from benchmarks.smollm2 import smollm2_or_exit
 
 NAMES = ("Mary", "John", "Tom", "Anna", "James", "Sarah", "Paul", "Kate", "Peter", "Lisa", "David", "Emma")
 PLACES = (
@@ -112,9 +112,7 @@ def main(count: int, file: Path | None) -> None:
     from tnlib_adapters.reference.weights import read_weights
     from transformers import AutoTokenizer
 
-    source = smollm2("original")
-    if source is None:
-        raise SystemExit("path_orders: SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    source = smollm2_or_exit()
     checkpoint = tnlib_adapters.open_checkpoint(source)
     table, weights = checkpoint.read("model.embed_tokens.weight"), read_weights(checkpoint)
     tasks = prompts(AutoTokenizer.from_pretrained(source), table)

@@ -37,6 +37,14 @@ def smollm2(kind: str = "original") -> Path | None:
     return folder if (folder / "config.json").exists() else None
 
 
+def smollm2_or_exit(kind: str = "original") -> Path:
+    """Return the folder of one of `NAMES`; where it is absent, exit with the command that makes it."""
+    folder = smollm2(kind)
+    if folder is None:
+        raise SystemExit("SmolLM2 is not there; run python -m benchmarks.smollm2.")
+    return folder
+
+
 def make() -> None:
     """Make both folders, unless they exist."""
     models_folder().mkdir(parents=True, exist_ok=True)

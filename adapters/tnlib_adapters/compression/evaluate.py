@@ -214,7 +214,7 @@ class Reference:
         before, after = self._outputs, Outputs(other, batches, partial(progress, "running the compressed model"))
         cosines: list[Array] = []
         sums, n_predicted = np.zeros(3), 0
-        in_part = max(1, LOGITS_AT_A_TIME // model.n_words)
+        in_part = max(1, LOGITS_AT_A_TIME // model.vocab_size)
         for b, batch in enumerate(batches):
             progress("comparing outputs", b, len(batches))
             if not model.predicts:

@@ -52,6 +52,11 @@ class Block:
         """The block and its projections."""
         return self.model.layers[self.k]
 
+    @property
+    def path(self) -> str:
+        """Name of the block in the model."""
+        return str(next(name for name, module in self.model.model.named_modules() if module is self.layer.block))
+
     def weights(self, products: Products) -> Weights:
         """Return the weights of the block for products of tensors.
 
@@ -122,7 +127,7 @@ class Block:
         if self.model.weights is None:
             yield
             return
-        path = next(name for name, module in self.model.model.named_modules() if module is self.layer.block)
+        path = self.path
         with self.model.weights.without(self.k, [f"{path}.{name}" for name in names]):
             yield
 

@@ -41,21 +41,21 @@ def fit_to_output(
     model: RunningModel,
     streams: Streams,
     matrices: Matrices,
-    n_steps: int,
+    n_batches: int,
     progress: Callable[[int, int], None],
     *,
     with_vectors: bool,
 ) -> tuple[Matrices, dict[str, Array]]:
     """Return rounded matrices with fitted scales and biases, and by stored name the fitted vectors of the blocks.
 
-    `n_steps` steps read a batch each; shorter ones that read as many tokens in total take their place.
-    Vectors are fitted `with_vectors` only. The first batches are held out: unless the error on them falls, the matrices
-    are returned as they are, without vectors.
+    The fit reads as many tokens as `n_batches` batches have, each in several steps. Vectors are fitted `with_vectors`
+    only. The first tokens are held out: unless the error on them falls, the matrices are returned as they are, without
+    vectors.
     """
-    parts = streams.split(_STEP_TOKENS)
-    n_steps = n_steps * len(parts.batches) // len(streams.batches)
-    fit = _OutputFit(model, parts, matrices, with_vectors=with_vectors)
-    held_out, fitted = split_batches(len(parts.batches))
+    split = streams.split(_STEP_TOKENS)
+    fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
+    held_out, fitted = split_batches(len(split.batches))
+    n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     before = fit.error(held_out)
     optimiser, schedule = make_optimiser(fit.moves, _RATE, len(order), fused=False)
@@ -256,9 +256,7 @@ def _values_of(matrix: FactoredMatrix) -> Array:
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:
     """Yield the vectors of a block, biases and gains of norms: name below the block, name as stored, and values."""
-    model = block.model
-    path = next(name for name, module in model.model.named_modules() if module is block.layer.block)
-    source = cast(StoredWeights, model.weights).source
+    path, source = block.path, cast(StoredWeights, block.model.weights).source
     for name, parameter in block.layer.block.named_parameters():
         stored = source.stored.get(f"{path}.{name}")
         if parameter.ndim == 1 and isinstance(stored, str) and stored in source.checkpoint.folder.tensors:

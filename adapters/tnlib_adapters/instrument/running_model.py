@@ -94,7 +94,7 @@ class Batch:
         return int(self.mask.sum())
 
     def parts(self, n_tokens: int) -> Iterator[Part]:
-        """Yield the indices of parts, of at most so many tokens of one text each: logits of all would be large."""
+        """Yield the indices of parts of at most so many tokens of one text: logits of a batch would be large."""
         for text in range(len(self.ids)):
             for start in range(0, self.ids.shape[1], n_tokens):
                 yield slice(text, text + 1), slice(start, start + n_tokens)
@@ -169,8 +169,8 @@ class RunningModel:
         return self.wiring.unembedding is not None and self.model.get_output_embeddings() is not None
 
     @property
-    def n_words(self) -> int:
-        """Size of the vocabulary."""
+    def vocab_size(self) -> int:
+        """Number of tokens of the vocabulary."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
@@ -205,10 +205,10 @@ class RunningModel:
     def _ids_of(self, document: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
         """Return the token ids of a conversation, or check those of a document."""
         if isinstance(document, np.ndarray):
-            outside = document[(document < 0) | (document >= self.n_words)]
+            outside = document[(document < 0) | (document >= self.vocab_size)]
             if len(outside):
                 raise ArgumentError(
-                    f"{self.function}: token ids must lie below {self.n_words:,}, the size of the vocabulary, got "
+                    f"{self.function}: token ids must lie below {self.vocab_size:,}, the size of the vocabulary, got "
                     f"{outside[0]}; tokenize with the tokenizer of this model."
                 )
             return cast(list[int], document.tolist())

@@ -91,18 +91,17 @@ class PartOfTerms:
         return self._model.first_order_between(fraction)[self._terms]
 
     def of_all(self, pruned: Pruned) -> Pruned:
-        """Return a result by the terms of the model: those beside these were removed first."""
-        beside = np.setdiff1d(np.arange(len(self._model.names)), self._terms).tolist()
-        effects = None if pruned.effects is None else np.zeros(len(self._model.names))
-        if effects is not None:
-            effects[self._terms] = pruned.effects
-        removed = [*beside, *self._terms[pruned.removed].tolist()]
+        """Return a search of these terms as one of all terms, of which the others were removed first."""
+        others = np.setdiff1d(np.arange(len(self._model.names)), self._terms)
+        removed = [*others.tolist(), *self._terms[pruned.removed].tolist()]
+        effects = None if pruned.effects is None else self._all(pruned.effects)
         return Pruned(self._all(pruned.gates), removed, pruned.losses, effects)
 
-    def _all(self, gates: Array) -> Array:
-        of_model = np.zeros(len(self._model.names))
-        of_model[self._terms] = gates
-        return of_model
+    def _all(self, values: Array) -> Array:
+        """Return values of these terms as values of all terms, 0 for the others."""
+        of_all = np.zeros(len(self._model.names))
+        of_all[self._terms] = values
+        return of_all
 
 
 def prune(model: Gated, limit: float, by: By) -> Pruned:

@@ -39,9 +39,10 @@ OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded 
 
 
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> tuple[int, int]:
-    """Return the optimizer steps of a layer, and of the whole model, which only a rounded language model has.
+    """Return the batches that the fit of a layer reads, one in a step, and those that the fit of the whole model reads.
 
-    A model that does not fit in memory is fitted layer by layer, in at most one pass over the text.
+    Only rounded language models are fitted as a whole, and not those that do not fit in memory: these are fitted layer
+    by layer, in at most one pass over the text.
     """
     passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
     of_layer = min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches)
@@ -101,7 +102,7 @@ def factorise_and_fit(
     checkpoint, model = source.checkpoint, source.original
     batches, folder = model.batches(text), CalibrationFolder(request.folder)
     streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
-    n_steps, n_output_steps = fit_steps(
+    n_steps, n_output_batches = fit_steps(
         len(streams_of().batches),
         request.effort,
         in_bits=request.in_bits,
@@ -117,7 +118,9 @@ def factorise_and_fit(
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
         with_vectors = request.what in ("all", "linear")
-        return fit_scales(model, streams_of(), chosen, n_output_steps, request.run.progress, with_vectors=with_vectors)
+        return fit_scales(
+            model, streams_of(), chosen, n_output_batches, request.run.progress, with_vectors=with_vectors
+        )
 
     return Factorisation(
         request.method,
@@ -125,14 +128,14 @@ def factorise_and_fit(
         count_compressed(checkpoint, request.what, with_text=True),
         measure_of_text(checkpoint),
         fit=fit if n_steps else None,
-        fit_output=fit_output if n_output_steps else None,
+        fit_output=fit_output if n_output_batches else None,
         weights=weights or {},
         in_bits=request.in_bits,
     )
 
 
 def fit_scales(
-    model: RunningModel, streams: Streams, chosen: Chosen, n_steps: int, progress: Progress, *, with_vectors: bool
+    model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, progress: Progress, *, with_vectors: bool
 ) -> tuple[Chosen, Mapping[str, Array]]:
     """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
     from tnlib_adapters.instrument.output_fit import fit_to_output
@@ -141,7 +144,7 @@ def fit_scales(
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
     show = partial(progress, "fitting scales to the output")
-    fitted, vectors = fit_to_output(model, streams, without_values, n_steps, show, with_vectors=with_vectors)
+    fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
     whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
     return whole, vectors
 

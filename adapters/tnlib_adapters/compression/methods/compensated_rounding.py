@@ -40,10 +40,12 @@ _N_SWEEPS = 4  # of the descent; on MiniLM's attention six lower the cost by 14 
 _FEW_MOVES = 0.002  # of all codes in a sweep: the next one would change the cost by less than 0.1 %
 _TILE = 64  # rows or columns: entries one by one take as long as the matrix products between tiles
 _LONG_TILE = 2048  # of a side without moments
-_SLAB = 2**22  # numbers that are rounded at once where a side has no moments: intermediate arrays take 25 times as many
+_SLAB = (
+    2**22
+)  # numbers that are rounded at once where a side has no moments; intermediate arrays take 25 bytes for each
 _NONE: Array = np.ones((1, 1), np.float32)
 
-Metric = Sequence[Array | None]  # second moments of inputs and of gradients at the output; None for the identity
+_Metric = Sequence[Array | None]  # moments of inputs and of gradients, divided by their mean and damped
 
 
 def round_compensated(
@@ -94,7 +96,7 @@ def round_compensated(
     return _round(weight, form, metric, descend=descend)
 
 
-def _round_slabs(weight: Array, form: IntegerFormat, metric: Metric, axis: int, *, descend: bool) -> Integers:
+def _round_slabs(weight: Array, form: IntegerFormat, metric: _Metric, axis: int, *, descend: bool) -> Integers:
     """Return the rounded matrix, slab by slab along an axis whose entries do not compensate each other."""
     length, rounded = max(1, _SLAB // weight.shape[1 - axis]), list[Integers]()
     sides, moments = list(metric), metric[axis]
@@ -106,8 +108,8 @@ def _round_slabs(weight: Array, form: IntegerFormat, metric: Metric, axis: int, 
     return Integers(codes, scales, form)
 
 
-def _round(weight: Array, form: IntegerFormat, metric: Metric, *, descend: bool) -> Integers:
-    """Return the rounded matrix for moments of inputs and gradients that are divided by their mean and damped."""
+def _round(weight: Array, form: IntegerFormat, metric: _Metric, *, descend: bool) -> Integers:
+    """Return the rounded matrix, all of it at once."""
     nearest = round_to_nearest(weight, form)
     size = float(np.abs(weight).max(initial=0.0)) or 1.0
     unit = (weight / size).astype(np.float32)

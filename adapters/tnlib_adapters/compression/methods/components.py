@@ -139,15 +139,14 @@ def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None
     >>> rounding_loss(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.5]))
     3.0
     """
-    if slopes is None and reads is not None and reads.ndim > 1:
-        return rounding_loss(error.T, None, reads)
     if reads is not None and reads.ndim > 1:
-        return float(np.vdot(multiply_rows(reads, error), error @ slopes))
+        if slopes is None:
+            return rounding_loss(error.T, slopes=reads)
+        return float(np.vdot(reads @ error, error @ slopes))
     total = 0.0
-    for k in range(0, len(error), _ROWS):  # rows are independent: without a product as large as a table
-        part, rows = error[k : k + _ROWS], slice(k, k + _ROWS)
-        left = part if reads is None else multiply_rows(reads[rows], part)
-        total += float(np.vdot(left, part if slopes is None else part @ slopes))
+    for rows in (slice(k, k + _ROWS) for k in range(0, len(error), _ROWS)):  # no product as large as a table
+        left = error[rows] if reads is None else multiply_rows(reads[rows], error[rows])
+        total += float(np.vdot(left, error[rows] if slopes is None else error[rows] @ slopes))
     return total
 
 
