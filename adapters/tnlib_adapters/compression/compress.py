@@ -26,7 +26,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.options import Budget, Calibration, Run
 from tnlib_adapters.compression.planner import make_plan
-from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport, peak_memory
+from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport
 from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
 from tnlib_adapters.compression.source_model import (
@@ -41,6 +41,7 @@ from tnlib_adapters.compression.source_model import (
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
+from tnlib_adapters.files.process_memory import peak_memory, release_free_memory
 
 
 def compress(
@@ -132,6 +133,7 @@ def compress(
         workspace = Workspace(limits.cache, scratch)
         workspace.workers = Workers.of(run.executor)
         plan = make_plan(original, request, None if text is None else text.sequences, progress, workspace)
+        release_free_memory()  # what the factorisation took, before a second model is in memory
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
                 progress(*step)

@@ -18,7 +18,6 @@ from tnlib_adapters.compression.methods.method_table import WITH_TEXT
 from tnlib_adapters.compression.request import PAGE
 from tnlib_adapters.compression.text import FEWEST_SEQUENCES
 from tnlib_adapters.files.folder import path_text
-from tnlib_adapters.files.process_memory import peak_memory as peak_memory
 
 if TYPE_CHECKING:
     from tnlib_adapters.compression.evaluate import Evaluation
