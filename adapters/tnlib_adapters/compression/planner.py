@@ -40,7 +40,7 @@ def make_plan(
     else:
         with_text = resolve(TABLE[request.method].factorise)
         factorisation = replace(with_text(source, text, request, workspace), workspace=workspace)
-    plan = factorisation.plan_of(factorisation.select(request.budget), progress)
+    plan = factorisation.plan_of(factorisation.select(request.budget), progress, is_last=True)
     del factorisation  # and its files
     if request.budget.width is None or request.in_bits:
         return plan

@@ -40,9 +40,7 @@ _N_SWEEPS = 4  # of the descent; on MiniLM's attention six lower the cost by 14 
 _FEW_MOVES = 0.002  # of all codes in a sweep: the next one would change the cost by less than 0.1 %
 _TILE = 64  # rows or columns: entries one by one take as long as the matrix products between tiles
 _LONG_TILE = 2048  # of a side without moments
-_SLAB = (
-    2**22
-)  # numbers that are rounded at once where a side has no moments; intermediate arrays take 25 bytes for each
+_SLAB = 2**22  # numbers rounded at once where a side has no moments; intermediate arrays take 25 bytes for each
 _NONE: Array = np.ones((1, 1), np.float32)
 
 _Metric = Sequence[Array | None]  # moments of inputs and of gradients, divided by their mean and damped

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
 _LARGE_WEIGHT = 2**22  # numbers; below, a decomposition in double precision takes less than a second
-LARGE_TABLE = 2**25  # numbers of a table of embeddings of which no array in double precision is made
+LARGE_TABLE = 2**24  # numbers of a table of embeddings of which no array in double precision is made
 _RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
@@ -178,7 +178,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
-    if is_large_table(weight.shape) and slopes is not None and reads is not None and reads.ndim == 1:
+    if is_large_table(weight.shape) and slopes is not None and (reads is None or reads.ndim == 1):
         return _components_of_large_table(weight, reads, slopes)
     dtype, onto = weight.dtype, weight.astype(np.float64)
     root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
@@ -197,7 +197,7 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     return _along_eigenvectors(onto, gram, inverse, dtype)
 
 
-def _components_of_large_table(weight: Array, counts: Array, slopes: Array) -> Components:
+def _components_of_large_table(weight: Array, counts: Array | None, slopes: Array) -> Components:
     root, inverse = moment_roots(slopes.astype(np.float64))
     gram = root @ moments_of_rows(weight, counts) @ root.T
     return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
@@ -239,8 +239,9 @@ def components_in_single_precision(weight: Array, reads: Array, slopes: Array, d
     return Components(left_array, right_array, losses.cpu().numpy())
 
 
-def moments_of_rows(weight: Array, counts: Array) -> Array:
-    """Return the second moments (width, width), in double precision, of rows that are looked up so many times."""
+def moments_of_rows(weight: Array, counts: Array | None = None) -> Array:
+    """Return the second moments (width, width), in double precision, of rows looked up so many times; None for once."""
+    counts = np.ones(len(weight)) if counts is None else counts
     used = np.flatnonzero(counts)
     moments = np.zeros((weight.shape[1], weight.shape[1]))
     for k in range(0, len(used), _ROWS):

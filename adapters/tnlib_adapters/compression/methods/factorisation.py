@@ -244,8 +244,11 @@ class Factorisation:
         errors = tuple(self._error(losses) for losses in curve.errors[chosen].tolist())
         return Forecast(self.measure, self._error(lost), tuple(sizes[chosen].tolist()), errors, self.in_bits)
 
-    def plan_of(self, choice: Sequence[int], progress: Progress = quiet) -> Plan:
-        """Return the factors for one option per block, fitted if there is a fit."""
+    def plan_of(self, choice: Sequence[int], progress: Progress = quiet, *, is_last: bool = False) -> Plan:
+        """Return the factors for one option per block, fitted if there is a fit.
+
+        With `is_last`, parts are freed one after another once they are chosen: no other plan can be made.
+        """
         options = dict(zip(self.parts, self.by_part(choice), strict=True))
         matrices = StoredMatrices(self.workspace)
 
@@ -253,7 +256,7 @@ class Factorisation:
             matrices.add(module, [replace(matrix, module=module) for matrix in of_module])
             return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in of_module)
 
-        chosen: Chosen = self._chosen(options, progress) if self.fit is None else self.fit(options)
+        chosen: Chosen = self._chosen(options, progress, is_last) if self.fit is None else self.fit(options)
         vectors: Mapping[str, Array] = {}
         if self.fit_output is not None:
             chosen, vectors = self.fit_output(chosen)
@@ -271,13 +274,15 @@ class Factorisation:
         return self._second_costs([-1] * len(choice)), self._second_costs(choice)
 
     def _chosen(
-        self, options: Mapping[str, Sequence[int]], progress: Progress
+        self, options: Mapping[str, Sequence[int]], progress: Progress, is_last: bool
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         calls = (partial(_loaded(part).matrices, options[module]) for module, part in self.parts.items())
         made = self.workspace.workers.map(calls)
         for done, module in enumerate(self.parts):
             progress("choosing factors", done, len(options))
             yield module, next(made)  # without a name, which would keep it in memory while the next is made
+            if is_last and isinstance(part := self.parts[module], LazyPart):
+                part.release()
         progress("choosing factors", len(options), len(options))
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:

@@ -89,7 +89,7 @@ class LazyPart:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
         self.load: Callable[[], Any] = lambda: part
-        if workspace.admits(self, sum(a.nbytes for a in arrays_of(part))):
+        if workspace.admits(part, sum(a.nbytes for a in arrays_of(part))):
             return
         if stored := workspace.write(self, entries_of_arrays(part)):
             emptied = without_arrays(part, stored)
@@ -99,6 +99,10 @@ class LazyPart:
         """Return the factors at one option per block."""
         matrices: list[FactoredMatrix] = self.load().matrices(choice)
         return matrices
+
+    def release(self) -> None:
+        """Free the memory of the factors, which are not loaded again."""
+        del self.load
 
 
 @dataclass(frozen=True)

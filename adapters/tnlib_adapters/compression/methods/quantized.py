@@ -66,8 +66,9 @@ class RoundedProduct:
     originals: tuple[Array, ...]
 
     def values(self) -> Array:
-        """Return the weight multiplied out, in float64."""
-        weight: Array = weight_of_parts([integers.values(np.float64) for integers in self.integers])
+        """Return the weight multiplied out, in the dtype of the matrices before they were rounded."""
+        dtype = self.originals[0].dtype
+        weight: Array = weight_of_parts([integers.values(dtype) for integers in self.integers])
         return weight
 
 
@@ -259,18 +260,18 @@ class QuantizedWeight:
 
     @cached_property
     def _components(self) -> Components:
-        return components(self.weight.astype(np.float64), self._metric.reads, self._metric.slopes)
+        return components(self.weight, self._metric.reads, self._metric.slopes)
 
     @property
     def _truncated(self) -> Array:
         """`rounding_loss` of the first 0, 1, ... components."""
-        total = rounding_loss(self.weight.astype(np.float64), self._metric.reads, self._metric.slopes)
+        total = rounding_loss(self.weight, self._metric.reads, self._metric.slopes)
         truncated: Array = total * self._components.lost
         return truncated
 
     def _product(self, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
         """Return the rounded factors of this rank."""
-        mixing = _cosine_transform(rank)
+        mixing = _cosine_transform(rank).astype(self.weight.dtype)
         left, right = self._components.left[:, :rank] @ mixing, mixing.T @ self._components.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
         inner = right @ right.T if self._metric.slopes is None else right @ self._metric.slopes @ right.T
@@ -279,7 +280,7 @@ class QuantizedWeight:
         weighted = rounded if self._metric.reads is None else multiply_rows(self._metric.reads, rounded)
         moments = rounded.T @ weighted
         damped = moments + _RIDGE * (np.trace(moments) / rank or 1.0) * np.eye(rank)
-        refitted = np.linalg.solve(damped, weighted.T @ self.weight)
+        refitted = np.linalg.solve(damped, weighted.T).astype(self.weight.dtype) @ self.weight
         second = round_compensated(refitted, forms[1], moments, self._metric.slopes, descend=descend)
         return RoundedProduct((first, second), (left, refitted))
 
