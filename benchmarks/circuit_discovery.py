@@ -29,7 +29,7 @@ from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
 
-from benchmarks.smollm2 import smollm2_or_exit
+from benchmarks.smollm2 import smollm2_and_tokenizer
 
 HERE = Path(__file__).parent
 SEEDS = range(4)
@@ -152,20 +152,11 @@ def search_rows(length: int = 6, least: float = 0.005) -> Iterator[str]:
 
 def similarity_rows() -> Iterator[str]:
     """Yield the tables of the most similar operators of heads of SmolLM2, QK at distance 1, and seconds."""
-    source = smollm2_or_exit()
-    model = open_checkpoint(source)
+    model, _ = smollm2_and_tokenizer()
     for operator, distance in (("OV", None), ("QK", 1)):
         start = time.process_time()
         found = circuits.operator_similarities(model, operator, distance=distance)  # type: ignore[arg-type]
         yield f"{found!r}\n{time.process_time() - start:.1f} s"
-
-
-def model_and_tokenizer() -> tuple[Any, Any]:
-    """Return SmolLM2 and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    folder = smollm2_or_exit()
-    return open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def indirect_object(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -180,7 +171,7 @@ def indirect_object(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, Any]:
 
 def head_rows() -> Iterator[str]:
     """Yield copying and previous-token scores of SmolLM2 by their inputs, and the heads that recover IOI most."""
-    model, tokenizer = model_and_tokenizer()
+    model, tokenizer = smollm2_and_tokenizer()
     yield "copying: head | embeddings | first layer"
     copying = circuits.copying_scores(model)
     for at in ((23, 0), (23, 1), (23, 7), (29, 1)):
@@ -205,7 +196,7 @@ def head_rows() -> Iterator[str]:
 
 def ioi_rows() -> Iterator[str]:
     """Yield ten terms, effects of singular directions and head loadings of SmolLM2 for an indirect object."""
-    model, tokenizer = model_and_tokenizer()
+    model, tokenizer = smollm2_and_tokenizer()
     weights, (answer, at_end, how) = read_weights(model), indirect_object(tokenizer)
     tokens, mary, (john,) = answer[:-1], answer[-1], how.metric.others
     unembedding: Any = weights.unembed
@@ -236,7 +227,7 @@ def ioi_rows() -> Iterator[str]:
 
 def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
     """Yield rows of the table of circuits of SmolLM2 for an indirect object: estimated, and measured within these."""
-    model, tokenizer = model_and_tokenizer()
+    model, tokenizer = smollm2_and_tokenizer()
     weights, (clean, at_end, how) = read_weights(model, dtype=np.float32), indirect_object(tokenizer)
     yield "| search | among edges | allowed increase | edges kept | increase | CPU s |"
     yield "|---|---|---|---|---|---|"

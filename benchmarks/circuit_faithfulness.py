@@ -22,7 +22,7 @@ from tnlib_adapters.data.coded_letters import CIRCUIT, coded_letters
 from tnlib_adapters.reference.weights import Weights, read_weights
 
 from benchmarks.path_orders import NAMES, NOUNS, PLACES
-from benchmarks.smollm2 import smollm2_or_exit
+from benchmarks.smollm2 import smollm2_and_tokenizer
 
 SEEDS = range(4)
 
@@ -46,11 +46,8 @@ def known(count: int) -> None:
 
 def language_model() -> tuple[Weights, Any]:
     """Return the weights of SmolLM2 in single precision, and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    source = smollm2_or_exit()
-    weights = read_weights(tnlib_adapters.open_checkpoint(source), dtype=np.float32)
-    return weights, AutoTokenizer.from_pretrained(source)
+    model, tokenizer = smollm2_and_tokenizer()
+    return read_weights(model, dtype=np.float32), tokenizer
 
 
 def last(tokens: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ from benchmarks.bits import collect
 from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text
 from benchmarks.language_models import WINDOW
 from benchmarks.language_models import calibration_text as text_of_language_models
-from benchmarks.smollm2 import smollm2_or_exit
+from benchmarks.smollm2 import smollm2_and_tokenizer
 from benchmarks.texts import sentences
 from tnlib._typing import Array
 
@@ -132,13 +132,11 @@ class Layer:
 
 def expected() -> None:
     """Print the expected losses of SmolLM2."""
-    from transformers import AutoTokenizer
-
-    source = smollm2_or_exit()
-    checkpoint = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
+    original, tokenizer = smollm2_and_tokenizer()
+    checkpoint = tnlib_adapters.fold(original).checkpoint
     model = open_running(checkpoint, max_tokens=WINDOW)
     uses = find_uses(model, names_of(checkpoint, "mlp", with_text=True))
-    text = text_of_language_models(AutoTokenizer.from_pretrained(source))
+    text = text_of_language_models(tokenizer)
     statistics = collect(model, uses, sample_batches(model.batches(text), TOKENS))
     rotation = gauge_choice.incoherent_rotation(checkpoint.sizes.d_model, np.random.default_rng(0))
     trained = [Layer.of(checkpoint, k, statistics) for k in LAYERS]

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.smollm2 import smollm2_or_exit
+from benchmarks.smollm2 import smollm2_and_tokenizer
 
 HERE = Path(__file__).parent
 LENGTH = 64
@@ -78,13 +78,10 @@ def strongest_rows(weights: Any, tokenizer: Any, table: np.ndarray) -> Iterator[
 @click.option("--count", default=8, show_default=True, help="Pieces of text.")
 def main(table: str, count: int) -> None:
     """Print a table."""
-    import tnlib_adapters
     from tnlib_adapters.reference.weights import read_weights
-    from transformers import AutoTokenizer
 
-    source = smollm2_or_exit()
-    checkpoint = tnlib_adapters.open_checkpoint(source)
-    weights, tokenizer = read_weights(checkpoint, dtype=np.float32), AutoTokenizer.from_pretrained(source)
+    checkpoint, tokenizer = smollm2_and_tokenizer()
+    weights = read_weights(checkpoint, dtype=np.float32)
     embeddings = checkpoint.read("model.embed_tokens.weight")
     rows = loss_rows(weights, tokenizer, count) if table == "losses" else strongest_rows(weights, tokenizer, embeddings)
     for row in rows:

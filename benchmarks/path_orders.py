@@ -21,7 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.smollm2 import smollm2_or_exit
+from benchmarks.smollm2 import smollm2_and_tokenizer
 
 NAMES = ("Mary", "John", "Tom", "Anna", "James", "Sarah", "Paul", "Kate", "Peter", "Lisa", "David", "Emma")
 PLACES = (
@@ -107,15 +107,13 @@ def picture(found: dict[str, dict[str, np.ndarray]], file: Path) -> None:
 @click.option("--count", default=50, show_default=True)
 @click.option("--picture", "file", type=click.Path(path_type=Path))
 def main(count: int, file: Path | None) -> None:
-    import tnlib_adapters
+    from tnlib_adapters import freeze
     from tnlib_adapters.circuits import logit_contributions, path_orders, strongest_paths
     from tnlib_adapters.reference.weights import read_weights
-    from transformers import AutoTokenizer
 
-    source = smollm2_or_exit()
-    checkpoint = tnlib_adapters.open_checkpoint(source)
+    checkpoint, tokenizer = smollm2_and_tokenizer()
     table, weights = checkpoint.read("model.embed_tokens.weight"), read_weights(checkpoint)
-    tasks = prompts(AutoTokenizer.from_pretrained(source), table)
+    tasks = prompts(tokenizer, table)
     relative: dict[str, dict[str, np.ndarray]] = {}
     strongest: dict[str, dict[str, list[float]]] = {}
     seconds = []
@@ -123,7 +121,7 @@ def main(count: int, file: Path | None) -> None:
         rows: dict[str, list[np.ndarray]] = {"heads": [], "all": []}
         strongest[task] = {}
         for k, (tokens, readout) in enumerate(itertools.islice(endless, count)):
-            contributions = logit_contributions(tnlib_adapters.freeze(weights, tokens), direction=readout)
+            contributions = logit_contributions(freeze(weights, tokens), direction=readout)
             for counted, of_task in rows.items():
                 start = time.perf_counter()
                 orders = path_orders(contributions, counted)  # type: ignore[arg-type]

@@ -19,9 +19,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tnlib_adapters
+from tnlib_adapters import Checkpoint
 
 NAMES = {"original": "SmolLM2-135M-Instruct", "rotated": "SmolLM2-135M-Instruct-rotated"}
 
@@ -43,6 +45,14 @@ def smollm2_or_exit(kind: str = "original") -> Path:
     if folder is None:
         raise SystemExit("SmolLM2 is not there; run python -m benchmarks.smollm2.")
     return folder
+
+
+def smollm2_and_tokenizer() -> tuple[Checkpoint, Any]:
+    """Return the original and its tokenizer; where it is absent, exit with the command that makes it."""
+    from transformers import AutoTokenizer
+
+    folder = smollm2_or_exit()
+    return tnlib_adapters.open_checkpoint(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def make() -> None:

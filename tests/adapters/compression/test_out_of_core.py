@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from compressed_folders import by_options, limit_cache  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace  # noqa: E402
 from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
@@ -133,6 +134,24 @@ def test_files_are_removed_with_their_factors(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == len(plan.matrices)
     del plan
     assert not list(tmp_path.iterdir())
+
+
+def test_the_last_plan_frees_each_part_once_its_factors_are_stored() -> None:
+    factorisation = factorise(open_checkpoint(builtin_path("llama")), "matrix", what="all")
+    held = [weakref.ref(cast(LazyPart, part).load()) for part in factorisation.parts.values()]
+    choice = factorisation.select(Budget(keep=0.5))
+    kept, n_freed = factorisation.plan_of(choice), list[int]()
+    assert all(part() for part in held)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        n_freed.append(sum(part() is None for part in held))
+
+    plan = factorisation.plan_of(choice, progress, is_last=True)
+    assert n_freed == [*range(len(held) + 1)]
+    assert (plan.numbers, plan.forecast, plan.descriptions) == (kept.numbers, kept.forecast, kept.descriptions)
+    for module, own in kept.matrices.items():
+        for a, b in zip(own, plan.matrices[module], strict=True):
+            np.testing.assert_equal(dict(a.arrays), dict(b.arrays))
 
 
 @pytest.mark.parametrize("stage", ["factorising", "choosing factors", "writing tensors", "measuring errors"])

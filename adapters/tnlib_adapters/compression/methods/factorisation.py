@@ -247,7 +247,7 @@ class Factorisation:
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet, *, is_last: bool = False) -> Plan:
         """Return the factors for one option per block, fitted if there is a fit.
 
-        With `is_last`, parts are freed one after another once they are chosen: no other plan can be made.
+        With `is_last`, each part is freed once its factors are stored or passed on: no other plan can be made.
         """
         options = dict(zip(self.parts, self.by_part(choice), strict=True))
         matrices = StoredMatrices(self.workspace)
@@ -256,7 +256,9 @@ class Factorisation:
             matrices.add(module, [replace(matrix, module=module) for matrix in of_module])
             return module, self.parts[module].fixed + sum(matrix.n_parameters for matrix in of_module)
 
-        chosen: Chosen = self._chosen(options, progress, is_last) if self.fit is None else self.fit(options)
+        chosen: Chosen = self._chosen(options, progress) if self.fit is None else self.fit(options)
+        if is_last:
+            chosen = self._freeing(chosen)
         vectors: Mapping[str, Array] = {}
         if self.fit_output is not None:
             chosen, vectors = self.fit_output(chosen)
@@ -274,16 +276,22 @@ class Factorisation:
         return self._second_costs([-1] * len(choice)), self._second_costs(choice)
 
     def _chosen(
-        self, options: Mapping[str, Sequence[int]], progress: Progress, is_last: bool
+        self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         calls = (partial(_loaded(part).matrices, options[module]) for module, part in self.parts.items())
         made = self.workspace.workers.map(calls)
         for done, module in enumerate(self.parts):
             progress("choosing factors", done, len(options))
             yield module, next(made)  # without a name, which would keep it in memory while the next is made
-            if is_last and isinstance(part := self.parts[module], LazyPart):
-                part.release()
         progress("choosing factors", len(options), len(options))
+
+    def _freeing(self, chosen: Chosen) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+        """Yield the factors of all parts; a part is freed before the next one is asked for."""
+        for module, matrices in chosen:
+            yield module, matrices
+            del matrices  # the name would keep them in memory while the next are made
+            if isinstance(part := self.parts[module], LazyPart):
+                part.free()
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
         """Split the options of all blocks by part."""

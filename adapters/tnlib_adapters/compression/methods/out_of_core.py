@@ -100,8 +100,8 @@ class LazyPart:
         matrices: list[FactoredMatrix] = self.load().matrices(choice)
         return matrices
 
-    def release(self) -> None:
-        """Free the memory of the factors, which are not loaded again."""
+    def free(self) -> None:
+        """Free the memory of the factors, which cannot be loaded again; the curves stay."""
         del self.load
 
 
