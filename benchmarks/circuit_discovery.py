@@ -176,9 +176,10 @@ def head_rows() -> Iterator[str]:
     copying = circuits.copying_scores(model)
     for at in ((23, 0), (23, 1), (23, 7), (29, 1)):
         yield f"{at[0]}.{at[1]} | {copying.embeddings[at]:.2f} | {copying.first_layer[at]:.2f}"
-    start = time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
     circuits.bigrams(model)
-    yield f"bigrams of all tokens: {time.process_time() - start:.0f} CPU seconds"
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    yield f"bigrams of all tokens: {seconds:.0f} s, {cpu:.0f} CPU seconds"
     texts = ((HERE / f"prose_{name}.txt").read_text(encoding="utf-8") for name in ("calibration", "held_out"))
     first, second = (np.array(tokenizer(text)["input_ids"][:256]) for text in texts)
     patterns = circuits.pattern_scores(run(model, second[None]).patterns, second[None]).previous

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,9 @@ from tnlib_adapters.circuits.tokens.vocabulary import Vocabulary, vocabulary_of_
 from tnlib_adapters.reference.embedding import as_token_ids
 from tnlib_adapters.result_table import Columns, Table
 
-_CELLS = 1 << 25  # logits in memory at a time: products of 512 rows or more take two thirds of the time of 170 rows
-_GROUP = 256  # tokens of which the largest logit is found first
+_BLOCK = 6144  # tokens of a block: logits of one block after another are in memory, 144 MiB in float32
+_ROWS = 1024  # rows of a block that are scaled and searched at a time
+_GROUP = 128  # logits of which the largest is found first
 _SHOWN = 12  # tokens listed by repr
 
 
@@ -73,8 +76,9 @@ def bigrams(
     model
         A checkpoint or transformers model with an unembedding.
     tokens
-        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, without additional memory.
-        Most of the time is that of one matrix product of vocab^2 d_model multiplications.
+        (n,), integers, or what a tokenizer returned: the current tokens. None: every token, in blocks. Most of the time
+        is that of one matrix product of vocab^2 d_model multiplications, or half as many if the unembedding is the
+        embedding and the final norm an RMSNorm: the product is then symmetric.
     k
         Number of successors.
     vocabulary
@@ -106,53 +110,139 @@ def bigrams(
     if as_count("bigrams", "k", k) > len(words):
         raise ArgumentError(f"bigrams: k must be at most {len(words)}, the count of tokens, got {k}; choose a smaller.")
     chosen = np.arange(len(words)) if tokens is None else as_token_ids("bigrams", tokens, len(words)).ravel()
-    successors, probabilities = np.empty((len(chosen), k), np.int64), np.empty((len(chosen), k))
-    block = max(1, min(_CELLS // len(words), len(chosen)))
-    memory = np.empty((block, len(words)), words.unembed.dtype)
-    for start in range(0, len(chosen), block):
-        current = chosen[start : start + block]
-        logits = _logits(words, current, memory[: len(current)])
+    scales = None if tokens is not None else _scales_of_symmetric(words)
+    found = _Likeliest.start(len(chosen), k, words.unembed.dtype, len(words))
+    memory = np.empty((min(_BLOCK, len(chosen)), min(_BLOCK, len(words))), words.unembed.dtype)
+    blocks: Iterable[tuple[int, int]] = itertools.product(range(0, len(chosen), _BLOCK), range(0, len(words), _BLOCK))
+    if scales is not None:  # where a token is its own successor, the others are smaller and quickly left out
+        blocks = sorted(((i, j) for i, j in blocks if i <= j), key=lambda block: block[1] - block[0])
+    x, first = np.empty(0), -1
+    for i, j in blocks:
+        rows, columns = slice(i, min(i + _BLOCK, len(chosen))), slice(j, min(j + _BLOCK, len(words)))
+        if i != first:
+            x, first = _inputs(words, chosen[rows], scales), i
+        products = memory[: rows.stop - i, : columns.stop - j]
+        parallel_matmul(x, words.unembed[columns].T, products)  # token [d] vocab
+        if scales is not None and i < j:
+            _add(found, words, columns, products.T, rows, scales)
+        _add(found, words, rows, products, columns, scales)
+    return Bigrams(chosen, found.tokens, found.probabilities, words)
 
-        def keep(i: int, j: int, logits: Array = logits, start: int = start) -> None:
-            rows = slice(start + i, start + j)
-            successors[rows], probabilities[rows] = likeliest(logits[i:j], k)
 
-        run_parallel(keep, split_range(len(logits), thread_count()))
-    return Bigrams(chosen, successors, probabilities, words)
+def _scales_of_symmetric(words: Vocabulary) -> Array | None:
+    """Return (vocab,) the scales s of logits s_i S_ij with a symmetric S, or None: half of the products is S.
+
+    They have this form where the unembedding is the embedding and nothing is added to it: S = W_E diag(g) W_E^T with
+    the gain g of an RMSNorm, and s the inverse of its divisors.
+    """
+    final, table = words.final, words.unembed
+    if table is not words.table or words.norm is not None or final is None or final.centred or final.bias is not None:
+        return None
+    parts = (table[start : start + _BLOCK] for start in range(0, len(table), _BLOCK))
+    return np.concatenate([1 / final.divisors(part)[:, 0] for part in parts])
 
 
-def _logits(words: Vocabulary, tokens: Array, out: Array) -> Array:
-    x = words.rows(tokens)
-    x = x if words.final is None else words.final(x)
-    logits = parallel_matmul(x.astype(words.unembed.dtype), words.unembed.T, out)  # token [d] vocab
-    if words.bias is not None:
-        logits += words.bias.astype(logits.dtype)
-    if words.cap is not None:
-        logits /= words.cap
-        np.tanh(logits, out=logits)
-        logits *= words.cap
-    return logits
+def _inputs(words: Vocabulary, tokens: Array, scales: Array | None) -> Array:
+    """Return what the unembedding reads for tokens, (n, d_model); with scales, before the division of the norm."""
+    if words.final is None:
+        x = words.rows(tokens)
+    else:
+        x = words.final(words.rows(tokens)) if scales is None else words.table[tokens] * words.final.weight
+    return x.astype(words.unembed.dtype)
+
+
+def _add(
+    found: _Likeliest, words: Vocabulary, rows: slice, products: Array, columns: slice, scales: Array | None
+) -> None:
+    """Add logits of the tokens `columns` after the tokens `rows`, from products that are overwritten if in C order."""
+
+    def keep(start: int, stop: int) -> None:
+        for first in range(start, stop, _ROWS):
+            part = slice(first, min(first + _ROWS, stop))
+            tokens = slice(rows.start + part.start, rows.start + part.stop)
+            logits = _in_c_order(products[part])
+            if scales is not None:
+                logits *= scales[tokens, None].astype(logits.dtype)
+            if words.bias is not None:
+                logits += words.bias[columns].astype(logits.dtype)
+            if words.cap is not None:
+                logits /= words.cap
+                np.tanh(logits, out=logits)
+                logits *= words.cap
+            found.add(tokens, logits, columns.start)
+
+    run_parallel(keep, split_range(len(products), thread_count()))
+
+
+def _in_c_order(a: Array) -> Array:
+    """Return a in C order; a transposed array is copied by blocks that stay in cache, seven times as fast."""
+    if a.flags.c_contiguous or a.strides[1] == a.itemsize:
+        return a
+    out = np.empty(a.shape, a.dtype)
+    for start in range(0, a.shape[1], 128):
+        out[:, start : start + 128] = a[:, start : start + 128]
+    return out
 
 
 def likeliest(logits: Array, k: int) -> tuple[Array, Array]:
-    """Return the tokens of the k largest logits of each row, descending, and their softmax probabilities.
+    """Return the tokens of the k largest logits of each row, descending, and their softmax probabilities."""
+    found = _Likeliest.start(len(logits), k, logits.dtype, logits.shape[1])
+    found.add(slice(None), logits, 0)
+    return found.tokens, found.probabilities
 
-    The largest lie in the k groups of tokens with the largest maxima, so that few are sorted. Exponentials are left out
-    of the sum in groups whose maximum is more than log(vocab / eps) below the largest logit: together they are less
-    than eps of it. Where embeddings are tied that is most of them, and those that underflow take the longest.
+
+@dataclass(frozen=True, eq=False)
+class _Likeliest:
+    """The k largest logits of each row so far (n, k), descending, and the sum of exponentials (n,), from blocks.
+
+    Logits more than `negligible`, log(vocab / eps), below the largest are together less than eps of the sum: groups of
+    only such logits are left out, and the others are raised to that bound. Where embeddings are tied that is most of
+    them, and exponentials that underflow take the longest.
     """
-    starts, vocab = np.arange(0, logits.shape[1], _GROUP), logits.shape[1]
-    maxima = np.maximum.reduceat(logits, starts, axis=1)
-    groups = np.argpartition(-maxima, min(k, len(starts)) - 1, axis=1)[:, :k]
-    near = (starts[groups][:, :, None] + np.arange(_GROUP)).reshape(len(logits), -1)
-    sizes = np.where(near < vocab, np.take_along_axis(logits, np.minimum(near, vocab - 1), axis=1), -np.inf)
-    best = np.argpartition(-sizes, k - 1, axis=1)[:, :k]
-    near, sizes = (np.take_along_axis(a, best, axis=1) for a in (near, sizes))
-    order = np.argsort(-sizes, axis=1, kind="stable")
-    near, sizes = (np.take_along_axis(a, order, axis=1) for a in (near, sizes))
-    top, total = sizes[:, :1], np.zeros((len(logits), 1))
-    counted = maxima >= top - np.log(vocab / np.finfo(logits.dtype).eps)
-    for start, rows in zip(starts, counted.T, strict=True):
-        exponentials = np.exp(logits[rows, start : start + _GROUP] - top[rows])
-        total[rows] += exponentials.sum(axis=1, keepdims=True, dtype=np.float64)
-    return near, np.exp((sizes - top).astype(np.float64)) / total
+
+    tokens: Array
+    logits: Array
+    totals: Array
+    negligible: Array
+
+    @classmethod
+    def start(cls, n: int, k: int, dtype: Any, vocab: int) -> _Likeliest:
+        """Return a state without logits."""
+        negligible = np.log(vocab / np.finfo(dtype).eps).astype(dtype)
+        return cls(np.zeros((n, k), np.int64), np.full((n, k), -np.inf, dtype), np.zeros(n), negligible)
+
+    @property
+    def probabilities(self) -> Array:
+        """Softmax probabilities of the largest, (n, k)."""
+        return np.exp((self.logits - self.logits[:, :1]).astype(np.float64)) / self.totals[:, None]
+
+    def add(self, rows: slice, logits: Array, first: int) -> None:
+        """Add the logits (rows, m) of tokens first, first + 1, ..."""
+        starts, before = np.arange(0, logits.shape[1], _GROUP), self.logits[rows, 0].copy()
+        maxima = np.maximum.reduceat(logits, starts, axis=1)
+        self._keep_largest(np.arange(len(self.logits))[rows], logits, maxima, first)
+        top = self.logits[rows, :1]
+        totals = self.totals[rows]
+        totals *= np.exp((before - top[:, 0]).astype(np.float64))
+        counted = maxima >= top - self.negligible
+        for start, some in zip(starts, counted.T, strict=True):
+            exponentials = logits[some, start : start + _GROUP]
+            exponentials -= top[some]
+            np.exp(np.maximum(exponentials, -self.negligible, out=exponentials), out=exponentials)
+            totals[some] += exponentials.sum(axis=1, dtype=np.float64)
+
+    def _keep_largest(self, rows: Array, logits: Array, maxima: Array, first: int) -> None:
+        """Merge the k largest: they lie in the k groups with the largest maxima, so that few logits are sorted."""
+        k, m = self.logits.shape[1], logits.shape[1]
+        n_larger = np.minimum((maxima > self.logits[rows, -1:]).sum(axis=1), k)
+        for n_groups in np.unique(n_larger[n_larger > 0]):
+            some = np.flatnonzero(n_larger == n_groups)
+            groups = np.argpartition(-maxima[some], n_groups - 1, axis=1)[:, :n_groups]
+            near = (groups[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(len(some), -1)
+            sizes = np.where(near < m, logits[some[:, None], np.minimum(near, m - 1)], -np.inf)
+            near = np.concatenate([self.tokens[rows[some]], first + near], axis=1)
+            sizes = np.concatenate([self.logits[rows[some]], sizes], axis=1)
+            for chosen in (np.argpartition(-sizes, k - 1, axis=1)[:, :k], None):
+                order = np.argsort(-sizes, axis=1, kind="stable") if chosen is None else chosen
+                near, sizes = (np.take_along_axis(a, order, axis=1) for a in (near, sizes))
+            self.tokens[rows[some]], self.logits[rows[some]] = near, sizes

@@ -130,14 +130,21 @@ def test_sums_over_a_vocabulary_of_several_blocks(name: str, tmp_path: Path) -> 
     assert_close(pairs.probabilities[tokens], np.take_along_axis(probabilities, likeliest, axis=1), factor=1024)
 
 
+@pytest.mark.parametrize("block", [None, 44])
 @pytest.mark.parametrize("name", ["gpt2_lm", "gpt2_untied", "opt_narrow", "gemma2", "llama_tied", "bloom"])
-def test_bigrams_are_those_of_a_model_without_layers(name: str, tmp_path: Path) -> None:
+def test_bigrams_are_those_of_a_model_without_layers(
+    name: str, block: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block, and in blocks of which the last is smaller; a tied model with an RMSNorm makes half of them."""
     from dataclasses import replace
 
     from tnlib_adapters.reference.model import run
 
     random_model(name).double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
+    if block is not None:
+        for size, value in (("_BLOCK", block), ("_ROWS", block // 3), ("_GROUP", 5)):
+            monkeypatch.setattr(f"tnlib_adapters.circuits.tokens.bigrams.{size}", value)
     weights = read_weights(checkpoint)
     bare = replace(weights, blocks=(), embedding=replace(weights.embedding, positions=None))
     logits = run(bare, np.arange(50)[:, None]).logits[:, 0]
