@@ -127,6 +127,8 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
     }
     names |= {
         "cd": cd,
+        "sp": cd.T,
+        "sm": cd,
         "c": cd.T,
         "jw": 2 * sz,
         "state": interop.quimb.to_quimb(psi),

@@ -149,6 +149,9 @@ def tt_cross(
         reason = "no pivot lowers it; f may be rounded that much, otherwise try another rng"
     except CallBudgetExceeded:
         reason = f"max_calls={max_calls} is spent"
+        if max(shape) > max_calls:
+            reason = f"a leg of {max(shape):,} values takes more evaluations than max_calls={max_calls:,}; split it, "
+            reason += "for example into binary digits"
     except _Stopped:
         reason = "callback has ended the search"
     best = replace(search.finish(), n_calls=cached.n_calls)

@@ -134,6 +134,11 @@ def test_a_budget_that_is_spent_says_so() -> None:
     assert caught[0].filename == __file__
 
 
+def test_a_leg_longer_than_the_budget_is_named() -> None:
+    with pytest.warns(tnlib.ConvergenceWarning, match=r"a leg of 1,000 values .* max_calls=900; split it"):
+        tnlib.tt_cross(lambda k: np.cos(k[:, 0]), (1000,), rtol=1e-8, max_calls=900)
+
+
 def test_noise_of_the_function_itself_ends_the_search() -> None:
     """A function that is right to six digits is not asked for twelve without end."""
     x = oracles.random_train((5, 5, 5, 5), (1, 2, 2, 2, 1))
