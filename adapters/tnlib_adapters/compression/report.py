@@ -213,7 +213,7 @@ def verdict(report: Report) -> str | None:
         where = "at fewer bytes" if smaller else f"but {INT8} takes no more bytes"
         return f"this is as near to the original as {INT8} {where}"
     if smaller:
-        return f"this is smaller: {INT8}, nearer to the original, takes {_ratio(size, n_bytes)} the bytes"
+        return f"this is smaller: {INT8} is nearer to the original, at {_ratio(size, n_bytes)} the bytes"
     advice = f"prefer {INT8 if report.is_rounded else 'rounding, --calibrate TEXT with --bits'}"
     return f"{INT8} is nearer to the original at {'as many' if n_bytes == size else 'fewer'} bytes: {advice}"
 

@@ -190,7 +190,7 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
         return str(verdict(changed))
 
     assert of(50, 0.05) == "this is nearer to the original than plain int8 at fewer bytes"
-    assert of(50, 0.2) == "this is smaller: plain int8, nearer to the original, takes 2 times the bytes"
+    assert of(50, 0.2) == "this is smaller: plain int8 is nearer to the original, at 2 times the bytes"
     assert of(50, 0.1) == "this is as near to the original as plain int8 at fewer bytes"
     assert of(200, 0.05) == "this is nearer to the original than plain int8 at 2 times its bytes"
     assert of(200, 0.2).endswith("at fewer bytes: prefer rounding, --calibrate TEXT with --bits")
