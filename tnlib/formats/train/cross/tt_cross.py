@@ -38,7 +38,7 @@ _TESTED, _TESTED_BUDGET = 1 << 11, 1 / 8
 _BESIDE, _ISOLATED = 1 / 4, 1 / 4
 _REPEATED = 4  # times as many fresh points as it took to find one error, for others of its kind to be met (98 %)
 # Points of the error estimate in every sweep, and of the final one: at least, part of all calls, at most.
-_SAMPLES, _FINAL_SAMPLES = (48, 1 / 32, 1024), (512, 1 / 8, 4096)
+_SAMPLES, _FINAL_SAMPLES = (48, 1 / 32, 1024), (512, 1 / 8, 16_384)
 _RESERVED = 1 / 8  # of the budget, for the final estimate
 _CROSSINGS = 32  # points between the pivots of two bonds that are tried in every sweep
 _MANY = 16  # effective number of points that carry the norm of the first sample where f has no peak
