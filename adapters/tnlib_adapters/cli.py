@@ -195,8 +195,8 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
     """Write the encoder in the folder IN, compressed or not, to OUT as an ONNX graph with its tokenizer.
 
     onnxruntime runs OUT/onnx/model.onnx, and sentence-transformers OUT with backend="onnx". In the graph, a
-    low-rank weight is two matrix products. Values are float32, but integers of the layout onnxruntime, which stay
-    integers. Needs torch, transformers and onnxscript.
+    low-rank weight is two matrix products. Values are float32, except the integers of the layout onnxruntime. Needs
+    torch, transformers and onnxscript.
     """
     with command():
         from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run

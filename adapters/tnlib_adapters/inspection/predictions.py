@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.circuits.paths.logit_paths import logit_contributions
-from tnlib_adapters.circuits.tokens.bigrams import likeliest
+from tnlib_adapters.circuits.tokens.largest_logits import largest_logits
 from tnlib_adapters.frozen.frozen_model import freeze
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.reference.weights import Weights
@@ -49,7 +49,7 @@ def predictions(weights: Weights, tokens: Array, name: Callable[[int], str]) -> 
     logits = weights.unembed(normed(frozen.norm, frozen.blocks[-1].stream_after))  # n vocab
     if logits.shape[1] < _N_BEST:
         return None
-    best, probabilities = likeliest(logits, _N_BEST)
+    best, probabilities = largest_logits(logits, _N_BEST)
     contributions = logit_contributions(frozen, (int(best[-1, 0]), int(best[-1, 1])))
     components = [
         (contributions.names[k], float(contributions.direct[k])) for k in descending(np.abs(contributions.direct))

@@ -21,7 +21,7 @@ from tnlib_adapters.circuits import (
     weight_scores,
 )
 from tnlib_adapters.circuits.effective_head import stream_head
-from tnlib_adapters.circuits.tokens.bigrams import likeliest
+from tnlib_adapters.circuits.tokens.largest_logits import largest_logits
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import Weights, read_weights
 from token_streams import token_rows, without_weights
@@ -143,8 +143,9 @@ def test_bigrams_are_those_of_a_model_without_layers(
     random_model(name).double().save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     if block is not None:
-        for size, value in (("_BLOCK", block), ("_ROWS", block // 3), ("_GROUP", 5)):
-            monkeypatch.setattr(f"tnlib_adapters.circuits.tokens.bigrams.{size}", value)
+        sizes = {"bigrams._BLOCK": block, "bigrams._ROWS": 14, "bigrams._COPIED": 5, "largest_logits._GROUP": 5}
+        for name, value in sizes.items():
+            monkeypatch.setattr(f"tnlib_adapters.circuits.tokens.{name}", value)
     weights = read_weights(checkpoint)
     bare = replace(weights, blocks=(), embedding=replace(weights.embedding, positions=None))
     logits = run(bare, np.arange(50)[:, None]).logits[:, 0]
@@ -165,7 +166,7 @@ def test_probabilities_count_every_logit_that_is_not_below_rounding(dtype: type)
     logits[np.arange(len(gaps)), rng.integers(0, 3000, len(gaps))] = 5
     exact = np.exp(logits.astype(np.float64) - 5)
     exact /= exact.sum(axis=1, keepdims=True)
-    tokens, probabilities = likeliest(logits.copy(), 20)
+    tokens, probabilities = largest_logits(logits.copy(), 20)
     np.testing.assert_array_equal(tokens[:, 0], logits.argmax(axis=1))
     sizes = np.take_along_axis(logits, tokens, axis=1)
     np.testing.assert_array_equal(sizes, -np.sort(-logits, axis=1)[:, :20])
