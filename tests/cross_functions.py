@@ -61,7 +61,7 @@ def solve(f: Function, shape: Sequence[int], rtol: float, **options: Any) -> tup
     assert isinstance(fit.value, tnlib.TensorTrain)
     assert fit.value.shape == tuple(shape)
     assert fit.certified <= (counted.n == math.prod(shape)), "only whole tensors are certified"
-    assert any("with probability 0.99" in note for note in fit.notes) == (not fit.certified)
+    assert any("at a confidence of 0.99" in note for note in fit.notes) == (not fit.certified)
     assert fit.error >= 0
     assert (tnlib.ConvergenceWarning in warned) == (not fit.converged)
     assert set(warned) <= {tnlib.ConvergenceWarning}

@@ -405,11 +405,11 @@ def refuse_different_sizes(name: str, a: Sequence[Any], b: Sequence[Any], reason
 
 def refuse_other_format(sign: str, a: Format, b: Any) -> None:
     """Raise where `b` is a format that `a` cannot be combined with."""
-    advice = advice_for(b, "make one of the other with tnlib.convert" if isinstance(b, Format) else "")
+    product = "apply operators by @, or " if sign == "*" else ""
+    advice = advice_for(b, f"{product}make one of the other with tnlib.convert" if isinstance(b, Format) else "")
     if advice:
         raise ArgumentTypeError(
-            f"{type(a).__name__} {sign} {type(b).__name__}: both must be of kinds that go together, got others; "
-            f"{advice}."
+            f"{type(a).__name__} {sign} {type(b).__name__}: both must be of one kind, got two; {advice}."
         )
 
 

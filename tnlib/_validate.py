@@ -141,13 +141,13 @@ def _as_native(function: str, parameter: str, a: Array) -> Array:
 
 def refuse_infinite(function: str, parameter: str, a: Array) -> None:
     """Raise where `a` holds NaN or inf, and name the index of the first one."""
-    if a.size <= _SMALL and cmath.isfinite(np.vdot(a, a)):
+    if (a.size <= _SMALL and cmath.isfinite(np.vdot(a, a))) or np.isfinite(a).all():
         return
-    if not np.isfinite(a).all():
-        index = tuple(int(i) for i in np.argwhere(~np.isfinite(a))[0])
-        raise ArgumentError(
-            f"{function}: {parameter} must be finite, got {a[index]} at index {index}; replace NaN and inf first."
-        )
+    index = tuple(np.argwhere(~np.isfinite(a))[0].tolist())
+    masked = "; tucker and cp fit the known entries of numpy.ma.masked_invalid(x)" if parameter == "x" else ""
+    raise ArgumentError(
+        f"{function}: {parameter} must be finite, got {a[index]} at index {index}; replace NaN and inf first{masked}."
+    )
 
 
 def as_real_dtype(function: str, dtype: Any) -> np.dtype[Any]:

@@ -77,7 +77,17 @@ class CachedFunction:
         for start in range(0, len(indices), _BATCH):
             batch = np.array(indices[start : start + _BATCH], np.int64)
             self.remaining -= len(batch)
-            values = self._validated(self._f(batch.copy()), batch)  # f may change its copy
+            try:
+                values = self._f(batch.copy())  # f may change its copy
+            except Exception as error:
+                if not self._n_values:
+                    error.add_note(
+                        f"{self._function}: f is called with integer indices (n_points, d), here {batch.shape}, and "
+                        "must return (n_points,) numbers; of a function g of one point pass "
+                        "lambda points: numpy.array([g(point) for point in points])."
+                    )
+                raise
+            values = self._validated(values, batch)
             self._store(values)
             self.largest = max(self.largest, float(np.abs(values).max()))
         self._positions |= {key: position for position, key in enumerate(keys, len(self._positions))}

@@ -99,7 +99,8 @@ def tt_cross(
         Left-canonical with the last core as centre, rounded to rtol. `error` is an estimate and `certified` False: the
         root mean square of f - train over fresh random indices, half of them uniform and half drawn from abs(train)^2,
         weighted so that its expectation is the Frobenius norm, plus two standard errors. The last note states the
-        fraction of the entries that a feature must have to be found by these indices with probability 0.99. Tensors of
+        fraction of the entries below which a feature may be missed by these indices, at a confidence of 0.99; the error
+        does not contain such a feature. Tensors of
         up to 4096 entries are evaluated completely, if `max_calls` allows it, and decomposed by TT-SVD; `certified` is
         then True. If f is zero wherever it was evaluated, but not evaluated everywhere, the fit is zero and has not
         converged. `n_calls` is the number of evaluations.
@@ -290,7 +291,10 @@ class _Search:
             best = replace(best, error=error, converged=error <= self._rtol)
         count = len(self._errors.uniform)
         share = 100 * (1 - 0.01 ** (1 / max(1, count)))
-        note = f"{count:,} uniform indices meet a feature on {share:.2g} % of the entries with probability 0.99"
+        note = (
+            f"features on fewer than {share:.2g} % of the entries may be missed by {count:,} uniform indices, at a "
+            "confidence of 0.99, and are not in the error; name known ones by pivots"
+        )
         return replace(best, notes=(*best.notes, note))
 
     def _decompose_all(self) -> None:

@@ -264,9 +264,9 @@ def test_isolated_features_beyond_the_budget(kind: str, seed: int) -> None:
     assert counted.n <= 20_000
     x = dense(f, shape)
     missed = np.abs(x - fit.value.full()) > 1e-6
-    found = re.fullmatch(r"([\d,]+) uniform indices .* on (.*) % of the entries with probability 0.99", fit.notes[-1])
+    found = re.match(r"features on fewer than (.*) % of the entries .* by ([\d,]+) uniform indices", fit.notes[-1])
     assert found is not None
-    count, percent = int(found[1].replace(",", "")), float(found[2])
+    percent, count = float(found[1]), int(found[2].replace(",", ""))
     assert percent == pytest.approx(100 * (1 - 0.01 ** (1 / count)), rel=0.05)
     assert not fit.converged or missed.mean() <= percent / 100
     assert kind != "sum" or (not fit.converged or not missed.any())
@@ -480,3 +480,20 @@ def test_no_more_points_than_teneva_at_its_error(f: Function, shape: tuple[int, 
     fit, counted = solve(f, shape, ours)
     assert sampled_error(f, fit.value) <= sampled_error(f, tnlib.TensorTrain(cores))
     assert counted.n <= len(theirs.seen)
+
+
+def test_an_error_of_f_at_its_first_call_says_what_f_is_given() -> None:
+    """A function of one point fails with its own error, and a note names the shape of the indices."""
+    with pytest.raises(TypeError) as raised:
+        tnlib.tt_cross(lambda point: float(point), (4,) * 20, rtol=1e-3)
+    assert any("(512, 20)" in note and "must return (n_points,) numbers" in note for note in raised.value.__notes__)
+    calls = iter([1])
+
+    def fails_later(points: np.ndarray) -> np.ndarray:
+        if next(calls, None) is None:
+            raise KeyError("later")
+        return np.ones(len(points))
+
+    with pytest.raises(KeyError) as later:
+        tnlib.tt_cross(fails_later, (4,) * 20, rtol=1e-3)
+    assert not hasattr(later.value, "__notes__")
