@@ -131,6 +131,11 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "sm": cd,
         "c": cd.T,
         "jw": 2 * sz,
+        "s": 2 * sz,
+        "a": cd,
+        "b": sz,
+        "i": 1,
+        "j": 5,
         "state": interop.quimb.to_quimb(psi),
         "mps": interop.tenpy.to_tenpy(psi),
     }
@@ -140,7 +145,7 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
     calls = [call for row in rows for call in re.findall(r"`([^`]*)`", row) if "(" in call or call == "psi.ranks"]
     assert len(calls) > 25
     for call in calls:
-        eval(call, names)
+        exec(call, names)
 
 
 def code_cells(notebook: Path) -> list[str]:
