@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -100,7 +101,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (TnlibError, ModuleNotFoundError) as problem:  # the message names the optional package
-        _refuse(str(problem))
+        # `plan` refuses what `compress` refuses
+        _refuse(re.sub("^compress(?=:)", str(click.get_current_context().info_name), str(problem)))
     except OSError as problem:
         reason = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
         _refuse(f"the system refused a file, nothing was written ({reason}).")
