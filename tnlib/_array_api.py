@@ -96,7 +96,7 @@ def as_other_array(function: str, parameter: str, x: AnyArray, *, ndim: int | No
 
 def refuse_different_libraries(function: str, arrays: Sequence[AnyArray]) -> None:
     """Raise where some of `arrays` are not numpy's, and not all are of one library on one device."""
-    if not any(map(is_other_array, arrays)):
+    if set(map(type, arrays)) == {np.ndarray} or not any(map(is_other_array, arrays)):
         return
     kinds = [f"{library_of(x)} on {device_of(x)}" if hasattr(x, "device") else library_of(x) for x in arrays]
     other = next((kind for kind in kinds if kind != kinds[0]), None)

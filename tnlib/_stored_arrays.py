@@ -11,7 +11,7 @@ import numpy as np
 from tnlib._array_api import as_other_array, astype, dtype_of
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array, FormatProtocol
-from tnlib._validate import as_array, as_list, is_other_array
+from tnlib._validate import NATIVE_DTYPES, as_array, as_list, as_numbers, is_other_array
 
 MAX_NDIM = 64  # of a numpy array
 SMALL = 1 << 16  # entries that fit into any memory
@@ -54,8 +54,21 @@ def as_stored_list(
     )
 
 
+def as_numbers_list(format_name: str, noun: str, arrays: Sequence[Any], *, ndim: int) -> list[Array]:
+    """Return arrays of any library, of a native dtype; the caller must refuse NaN and inf in those of numpy."""
+    out = []
+    for k, a in enumerate(arrays):
+        if not (type(a) is np.ndarray and a.dtype in NATIVE_DTYPES and a.ndim == ndim and a.size):
+            check = as_other_array if is_other_array(a) else as_numbers
+            a = check(format_name, f"{noun} {k}", a, ndim=ndim)
+        out.append(a)
+    return out
+
+
 def in_common_dtype(arrays: Sequence[Array]) -> list[Array]:
     """Return arrays, all of one library, in the dtype that they promote to."""
+    if len({a.dtype for a in arrays}) == 1:
+        return list(arrays)
     dtype = np.result_type(*map(dtype_of, arrays))
     return [a if dtype_of(a) == dtype else astype(a, dtype) for a in arrays]
 

@@ -21,12 +21,12 @@ from tnlib._errors import ArgumentError, ArgumentTypeError, MissingFileError
 from tnlib._typing import Array, MaxRank
 
 NATIVE = ("float32", "float64", "complex64", "complex128")
+NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 HALF = ("float16", "bfloat16")  # computed in float32
 
 _CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
-_NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 _SMALL = 1 << 12  # entries of an array whose sum of squares is computed faster than a test of every entry
 
 
@@ -109,7 +109,7 @@ def as_array(function: str, parameter: str, x: Any, *, ndim: int | None = None) 
 def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None) -> Array:
     """Return `as_array` without its pass over the entries; the caller must call `refuse_infinite`."""
     a: Array = x
-    if type(x) is not np.ndarray or x.dtype not in _NATIVE_DTYPES:
+    if type(x) is not np.ndarray or x.dtype not in NATIVE_DTYPES:
         a = _as_native(function, parameter, to_numpy(function, parameter, x))
     if ndim is not None and a.ndim != ndim:
         raise ArgumentError(
@@ -124,7 +124,7 @@ def as_numbers(function: str, parameter: str, x: Any, *, ndim: int | None = None
 
 
 def _as_native(function: str, parameter: str, a: Array) -> Array:
-    if a.dtype in _NATIVE_DTYPES:
+    if a.dtype in NATIVE_DTYPES:
         return a
     if a.dtype.name in HALF:
         return a.astype(np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -76,6 +76,11 @@ def rescale_drift(array: Array, exponent: int) -> Scaled:
     return Scaled(array, exponent) if abs(e) < DRIFT else Scaled(shift(array, -e), exponent + e)
 
 
+def is_near_one(a: Array) -> bool:
+    """Test if `a` is an array of numpy that is finite and need not be rescaled; False where this is not cheap."""
+    return isinstance(a, np.ndarray) and _NEAR_ONE[0] < sum_of_squares(a) < _NEAR_ONE[1]
+
+
 def rescale(a: Array, exponent: int = 0, *, dtype: np.dtype[Any] | None = None) -> Scaled:
     """Return `a` * 2**`exponent` with squares and products of entries in the range of `dtype`: see `exponent_of`."""
     e = exponent_of(a, dtype)
@@ -86,6 +91,21 @@ def rescale_each(arrays: Iterable[Array], *, dtype: np.dtype[Any] | None = None)
     """Return every array as `rescale` does, and the sum of their exponents: the scale of a product of them."""
     scaled = [rescale(a, dtype=dtype) for a in arrays]
     return [a for a, _ in scaled], sum(e for _, e in scaled)
+
+
+def prepare_each(function: str, noun: str, arrays: Sequence[Array]) -> tuple[list[Array], int]:
+    """Return `rescale_each` of arrays, those of numpy refused where one is not finite; messages call it "noun k".
+
+    The sum of squares of an array answers both questions.
+    """
+    out, power = [], 0
+    for k, a in enumerate(arrays):
+        if not is_near_one(a):
+            if isinstance(a, np.ndarray):
+                refuse_infinite(function, f"{noun} {k}", a)
+            a, power = rescale(a, power)
+        out.append(a)
+    return out, power
 
 
 def normalize(a: Array, exponent: int = 0) -> Scaled:
@@ -132,8 +152,8 @@ def sum_of_squares(a: Array) -> float:
     """
     if a.size > _BLOCK and not a.flags.forc:
         return math.inf  # it would be copied
-    flat = a if a.flags.c_contiguous else a.ravel(order="K")
-    return float(np.vdot(flat, flat).real)
+    flat = a.ravel(order="K")
+    return float(np.vdot(flat, flat).real)  # of which, unlike other products, numpy does not warn
 
 
 def exponent_of(a: Array, dtype: np.dtype[Any] | None = None) -> int:

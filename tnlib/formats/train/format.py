@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from tnlib._registry import require
 from tnlib._stored_arrays import (
     MAX_NDIM,
     SMALL,
-    as_stored_list,
+    as_numbers_list,
     in_common_dtype,
     numbered,
     read_only,
@@ -34,7 +36,9 @@ from tnlib.linalg.scaling import (
     DRIFT,
     Scaled,
     fold,
+    norm,
     normalize,
+    prepare_each,
     rescale,
     rescale_each,
     shift_in_range,
@@ -86,10 +90,10 @@ class Train(LinearFormat):
                     f"{name}: core {k} must have {self._core_ndim} legs, got shape {shape}; an outer bond is a leg of "
                     f"size 1: {(*shape, 1) if k else (1, *shape)}."
                 )
-        stored = as_stored_list(name, "core", cores, ndim=self._core_ndim, any_library=True)
+        stored = as_numbers_list(name, "core", cores, ndim=self._core_ndim)
         check_bonds(name, stored)
         center = None if center is None else as_position(name, "center", center, len(stored), "cores")
-        arrays, power = rescale_each(in_common_dtype(stored))
+        arrays, power = prepare_each(name, "core", in_common_dtype(stored))
         exponent = as_integer(name, "exponent", exponent, "a float as log_scale")
         if abs(exponent) > _LOG_SCALE_LIMIT:
             raise ArgumentError(
@@ -384,14 +388,14 @@ class TensorTrain(Train):
 
 def check_bonds(name: str, cores: Sequence[Any]) -> None:
     """Raise where the bonds of cores do not fit together."""
-    for k in range(1, len(cores)):
-        if cores[k - 1].shape[-1] != cores[k].shape[0]:
+    shapes = [tuple(core.shape) for core in cores]
+    for k, (left, right) in enumerate(itertools.pairwise(shapes), 1):
+        if left[-1] != right[0]:
             raise ArgumentError(
-                f"{name}: bond {k} must have one size, got core {k - 1} of shape {tuple(cores[k - 1].shape)} "
-                f"and core {k} of shape {tuple(cores[k].shape)}; the first leg of a core is its left bond, "
-                "the last one its right bond."
+                f"{name}: bond {k} must have one size, got core {k - 1} of shape {left} and core {k} of shape {right}; "
+                "the first leg of a core is its left bond, the last one its right bond."
             )
-    ends = cores[0].shape[0], cores[-1].shape[-1]
+    ends = shapes[0][0], shapes[-1][-1]
     if ends != (1, 1):
         raise ArgumentError(
             f"{name}: the outer bonds must have size 1, got {ends[0]} and {ends[1]}; "
