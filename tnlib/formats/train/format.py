@@ -365,6 +365,10 @@ class TensorTrain(Train):
         """Fix legs with integers, cut them with slices: a smaller TensorTrain, or a number where no leg is left."""
         indices = parse_index("TensorTrain", index, self.shape)
         selected = [core[:, i] for core, i in zip(self.cores, indices, strict=True)]
+        if slice not in map(type, indices) and self.exponent == 0 and self._resolved_entry < 1.0:
+            number = functools.reduce(np.ndarray.dot, selected).item()
+            if abs(number) >= self._resolved_entry:
+                return self.dtype.type(number)
         cores, e = raw.contract_fixed_legs(selected)
         if cores[0].ndim == 2:
             return entry_of("TensorTrain", Scaled(cores[0], e + self.exponent), self.dtype)
@@ -376,6 +380,16 @@ class TensorTrain(Train):
         keeps = self.center is not None and changed <= {self.center} and dropped <= {self.center}
         center = min(self.center or 0, len(cores) - 1) if keeps else None
         return TensorTrain.from_sweep(cores, center, e + self.exponent).folded()
+
+    @functools.cached_property
+    def _resolved_entry(self) -> float:
+        """Modulus from which underflow in a product of matrices from the cores is below the roundoff of an entry.
+
+        What underflows is below the smallest normal number, and is multiplied by at most the norms of the cores that
+        follow. If the result is below 1, no product overflows.
+        """
+        growth = math.prod([max(1.0, norm(core)) for core in self.cores])
+        return float(np.finfo(self.dtype).tiny / np.finfo(self.dtype).eps) * growth
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the first leg, as numpy does."""
