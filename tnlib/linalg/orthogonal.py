@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
+from numpy.linalg import lapack_lite
 
 from tnlib._array_api import adjoint, from_host, namespace, records_gradient, to_host
 from tnlib._errors import ArgumentError
@@ -20,6 +22,9 @@ _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogon
 _ROUNDOFF = 8  # eps sqrt(rows) of the norm: roundoff of the products below
 _ISOMETRIC = 1e4  # eps sqrt(columns)
 _SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
+_SMALL = 1 << 13  # entries of a matrix for whose QR numpy's own work counts: of 60 x 30 it is a third
+_PANEL = 32  # columns that LAPACK factorizes at a time, for which it needs memory
+_QR = {"d": (lapack_lite.dgeqrf, lapack_lite.dorgqr), "D": (lapack_lite.zgeqrf, lapack_lite.zungqr)}
 
 
 def qr_positive(a: Array) -> tuple[Array, Array]:
@@ -27,13 +32,37 @@ def qr_positive(a: Array) -> tuple[Array, Array]:
 
     Here and below, arrays of other libraries than numpy are factorized by their own QR.
     """
-    xp = np if isinstance(a, np.ndarray) else namespace(a)
+    if isinstance(a, np.ndarray):
+        q, r = _thin_qr(a)
+        phases = unit_phases(r.diagonal())
+        return q * phases, phases.conj()[:, None] * r
+    xp = namespace(a)
     q, r = xp.linalg.qr(a)
-    diagonal = np.diagonal(r) if xp is np else to_host(xp.linalg.diagonal(r))
+    diagonal = to_host(xp.linalg.diagonal(r))
     if records_gradient(a):
         _refuse_singular(diagonal)
     phases = unit_phases(diagonal)
     return q * from_host(phases, a), from_host(phases.conj(), a)[:, None] * r
+
+
+def _thin_qr(a: Array) -> tuple[Array, Array]:
+    """Return q (m, k) and r (k, n), k = min(m, n), of numpy's QR; a small matrix goes directly to its LAPACK."""
+    if a.dtype.char not in "dD" or not 0 < a.size <= _SMALL:
+        return np.linalg.qr(a)
+    m, n = a.shape
+    k = min(m, n)
+    columns = np.array(a.T, order="C")  # n m: LAPACK stores matrices by columns
+    tau, work = np.empty(k, a.dtype), np.empty(_PANEL * n, a.dtype)
+    factorize, expand = _QR[a.dtype.char]
+    factorize(m, n, columns, m, tau, work, work.size, 0)
+    r = np.where(_lower(n, k), columns[:, :k], 0.0).T
+    expand(m, k, k, columns[:k], m, tau, work, work.size, 0)
+    return columns[:k].T, r
+
+
+@functools.lru_cache(64)
+def _lower(n: int, k: int) -> Array:
+    return np.tri(n, k, dtype=bool)
 
 
 def _refuse_singular(diagonal: Array) -> None:
@@ -85,7 +114,7 @@ def orthonormal_rows(a: Array) -> tuple[Array, Array]:
     is_long = m >= _LEAST_ROWS and n >= max(_LEAST_COLUMNS, _LEAST_RATIO * m)
     if is_long and a.dtype.kind == "f" and (factors := _rows_by_gram_matrix(a)) is not None:
         return factors
-    q, r = np.linalg.qr(a.conj().T)
+    q, r = _thin_qr(a.conj().T)
     return r.conj().T, q.conj().T
 
 

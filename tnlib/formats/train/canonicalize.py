@@ -98,7 +98,7 @@ def move_center(train: TensorTrain, center: int) -> TensorTrain:
         cores[k] = reshape(q, (*cores[k].shape[:2], -1))
         cores[k + 1], exponent = rescale(attach_left(r, cores[k + 1]), exponent)  # r' [r] n r''
     for k in range(last, center, -1):
-        q, r = qr_positive(contiguous(columns(cores[k]).T))  # core = r^T q^T
+        q, r = qr_positive(columns(cores[k]).T)  # core = r^T q^T
         cores[k] = reshape(contiguous(q.T), (-1, *cores[k].shape[1:]))
         cores[k - 1], exponent = rescale(attach_right(cores[k - 1], r.T), exponent)  # l n [l'] l''
     return TensorTrain.from_sweep(cores, center, exponent)
