@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tnlib._array_api import device_of, dtype_of, from_host, library_of, refuse_different_libraries, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
-from tnlib._stored_arrays import in_common_dtype, numbered, read_only
+from tnlib._stored_arrays import in_common_dtype, numbered, read_only, set_fields
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_dtype, is_other_array, to_numpy
 
@@ -67,6 +67,13 @@ class Format(ABC):
         """Return the value with these `named_arrays` and `attributes`."""
         known = {**arrays, **attributes}
         return cls(**{name: known.get(name, numbered(arrays, name)) for name in _field_names(cls)})
+
+    @classmethod
+    def from_valid(cls, **fields: Any) -> Self:
+        """Return the value with these fields; nothing is validated."""
+        self = object.__new__(cls)
+        set_fields(self, **{name: read_only(value) for name, value in fields.items()})
+        return self
 
     def attributes(self) -> dict[str, Any]:
         """Return what a value stores beside its arrays, as JSON values."""

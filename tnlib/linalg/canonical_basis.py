@@ -104,7 +104,7 @@ def canonical_basis_change(
     """
     tolerance = equality_tolerance(s, dtype, squared=squared, diagonal=diagonal)
     groups = equal_groups(s, tolerance)
-    if diagonal:  # what values of a group differ by is lost; small ones are near each other by chance
+    if diagonal and groups:  # what values of a group differ by is lost; small ones are near each other by chance
         groups = [group for group in groups if s[group.stop - 1] > _ALIKE * s[group.start]]
         lost = np.cumsum([np.square(s[group] - s[group.start]).sum() for group in groups])
         groups = groups[: np.count_nonzero(lost <= tolerance**2)]

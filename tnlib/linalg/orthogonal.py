@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from numpy.linalg import lapack_lite
@@ -24,7 +25,10 @@ _ISOMETRIC = 1e4  # eps sqrt(columns)
 _SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
 _SMALL = 1 << 13  # entries of a matrix for whose QR numpy's own work counts: of 60 x 30 it is a third
 _PANEL = 32  # columns that LAPACK factorizes at a time, for which it needs memory
-_QR = {"d": (lapack_lite.dgeqrf, lapack_lite.dorgqr), "D": (lapack_lite.zgeqrf, lapack_lite.zungqr)}
+_QR: dict[str, tuple[Any, Any]] = {
+    "d": (lapack_lite.dgeqrf, lapack_lite.dorgqr),
+    "D": (lapack_lite.zgeqrf, lapack_lite.zungqr),
+}
 
 
 def qr_positive(a: Array) -> tuple[Array, Array]:

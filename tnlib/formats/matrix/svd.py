@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tnlib._array_api import astype, contiguous, dtype_of, permute, refuse_different_libraries, reshape
+from tnlib._array_api import astype, contiguous, dtype_of, permute, refuse_different_libraries, reshape, to_host
 from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._format import Format, numpy_arrays, with_arrays_of
@@ -109,9 +109,9 @@ def _canonical_svd(
     u, vh = (a.astype(dtype, copy=False) for a in (parts[0], parts[2]))
     s = parts[1].astype(np.finfo(dtype).dtype, copy=False)
     change = canonical_basis_change(u, s, u.dtype, diagonal=True)
-    u = change.columns(u).reshape(*(shape[k] for k in rows), -1)
-    vh = change.rows(vh).reshape(-1, *(shape[k] for k in columns))
-    return SVD(u, restore("svd", "a", s, exponent), vh, rows)
+    u = change.columns(u).reshape(*[shape[k] for k in rows], -1)
+    vh = change.rows(vh).reshape(-1, *[shape[k] for k in columns])
+    return SVD.from_valid(u=u, s=restore("svd", "a", s, exponent), vh=vh, left=rows)
 
 
 def _split_legs(left: int | Sequence[int] | None, shape: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
@@ -202,6 +202,11 @@ class SVD(Format):
             if not is_isometry(a):
                 return f"{name} must be isometric, and is not"
         return None
+
+    def is_subnormal(self) -> bool:
+        """Test if the singular values are subnormal; u and vh are isometric."""
+        s = to_host(self.s)
+        return bool(0 < s.max() < np.finfo(s.dtype).tiny)
 
     def _dtype_of(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return np.finfo(dtype).dtype if name == "s" else dtype
