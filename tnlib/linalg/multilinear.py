@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tnlib._array_api import permute, tensordot
+from tnlib._array_api import eps, permute, tensordot
 from tnlib._typing import Array
 
 
@@ -55,16 +55,16 @@ def solve_gram(projected: Array, gram: Array) -> Array:
     Elimination is several times faster than an eigendecomposition, and as accurate unless the matrix is singular to
     roundoff, as with collinear factors or a rank that is too high. The diagonal of the Cholesky factor is the test.
     """
-    eps = float(np.finfo(gram.dtype).eps)
+    roundoff = eps(gram.dtype)
     try:
-        diagonal = np.diagonal(np.linalg.cholesky(gram)).real
-        regular = float(diagonal.min() / diagonal.max()) ** 2 > 100 * len(gram) * eps
+        diagonal = np.linalg.cholesky(gram).diagonal().real.tolist()
+        regular = (min(diagonal) / max(diagonal)) ** 2 > 100 * len(gram) * roundoff
     except np.linalg.LinAlgError:
         regular = False
     if regular:  # x gram = p is gram x^H = p^H
         return np.ascontiguousarray(np.linalg.solve(gram, projected.conj().T).conj().T)
     values, vectors = np.linalg.eigh(gram)
-    floor = len(values) * eps * max(float(values[-1]), 0.0)
+    floor = len(values) * roundoff * max(float(values[-1]), 0.0)
     inverse = np.where(values > floor, 1 / np.where(values > floor, values, 1), 0)
     solved: Array = ((projected @ vectors) * inverse) @ vectors.conj().T
     return solved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,16 +43,18 @@ def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target:
     halves = (range(split), range(split, x.ndim))
     matrix = x.reshape(math.prod(x.shape[:split]), -1)  # (left legs) (right legs)
     factors = list(factors)
-    right = khatri_rao(factors[split:])
+    squares, right = grams(factors), khatri_rao(factors[split:])
     previous = np.inf
     for sweep in range(1, n_iter + 1):
         before = factors
-        factors, _ = _update(factors, halves[0], times_adjoint(matrix, right.T))  # (left legs) [(right legs)] R
+        factors, _ = _update(
+            factors, squares, halves[0], times_adjoint(matrix, right.T)
+        )  # (left legs) [(right legs)] R
         left = khatri_rao(factors[:split])
         partial = adjoint_times(left, matrix[None])[0].T  # (right legs) [(left legs)] R
-        factors, projected = _update(factors, halves[1], partial)
+        factors, projected = _update(factors, squares, halves[1], partial)
         right = khatri_rao(factors[split:])
-        residual = _residual(matrix, size, factors, projected, left, right)
+        residual = _residual(matrix, size, factors, squares, projected, left, right)
         if residual > previous:  # by rounding alone, where components are nearly collinear
             return Iterate(before, previous, sweep, True)
         if residual <= target or previous - residual <= slow * residual:
@@ -67,17 +70,15 @@ def grams(factors: Sequence[Array]) -> list[Array]:
 
 def product_except(matrices: Sequence[Array], *excluded: int) -> Array:
     """Return the entrywise product of all `matrices` (R, R) but those at the `excluded` positions."""
-    out = np.ones_like(matrices[0])
-    for k, matrix in enumerate(matrices):
-        if k not in excluded:
-            out = out * matrix
-    return out
+    included = [matrix for k, matrix in enumerate(matrices) if k not in excluded]
+    return functools.reduce(np.multiply, included) if included else np.ones_like(matrices[0])
 
 
 def unit_columns(factor: Array) -> Array:
     """Divide every column by its norm, unless that is zero."""
-    lengths = np.linalg.norm(factor, axis=0)
-    return np.asarray(factor / np.where(lengths > 0, lengths, 1))
+    lengths = np.sqrt(np.add.reduce((factor * factor.conj()).real))  # in half the time of np.linalg.norm
+    lengths[lengths == 0] = 1
+    return np.asarray(factor / lengths)
 
 
 def cp_residual(x: Array, factors: Sequence[Array]) -> float:
@@ -87,30 +88,39 @@ def cp_residual(x: Array, factors: Sequence[Array]) -> float:
     return residual_norm(x.reshape(len(left), -1), left, right.T)
 
 
-def _update(factors: Sequence[Array], half: range, partial: Array) -> tuple[list[Array], Array]:
+def _update(factors: Sequence[Array], squares: list[Array], half: range, partial: Array) -> tuple[list[Array], Array]:
     """Solve for the factors of one half; return them and X_k conj(K) of its last leg.
 
-    `partial` (legs of the half, R) is x contracted with the conjugate factors of the other half.
+    `partial` (legs of the half, R) is x contracted with the conjugate factors of the other half; `squares` are the
+    Gram matrices of all factors, and are kept up to date.
     """
     factors, rank = list(factors), partial.shape[-1]
     partial = partial.reshape(*(len(factors[k]) for k in half), rank)
     projected = partial
     for k in half:
-        gram = product_except(grams(factors), k)
         projected = contract_columns(partial, [factors[j].conj() for j in half], k - half.start)  # nk R
-        factors[k] = solve_gram(projected, gram)
+        factors[k] = solve_gram(projected, product_except(squares, k))
         if k < len(factors) - 1:  # the last factor carries the weights
             factors[k] = unit_columns(factors[k])
+        (squares[k],) = grams([factors[k]])
     return factors, projected
 
 
-def _residual(matrix: Array, size: float, factors: list[Array], projected: Array, left: Array, right: Array) -> float:
+def _residual(
+    matrix: Array,
+    size: float,
+    factors: list[Array],
+    squares: list[Array],
+    projected: Array,
+    left: Array,
+    right: Array,
+) -> float:
     """Return norm(x - y), or an upper bound at most 1e-6 larger.
 
     With <y, x> from the last solve its square is norm(x)^2 - 2 Re <y, x> + norm(y)^2, and norm(y)^2 the sum of the
     inner products of all components. Where these cancel, the difference is computed entry by entry.
     """
-    overlaps = product_except(grams(factors))
+    overlaps = product_except(squares)
     square = size**2 - 2 * float(np.vdot(factors[-1], projected).real) + float(overlaps.sum().real)
     terms = size**2 + float(np.abs(overlaps).sum())
     if square > _LITTLE_CANCELLATION * terms:
