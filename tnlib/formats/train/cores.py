@@ -103,7 +103,7 @@ def apply_cores(cores: Sequence[Array], x: Array) -> Scaled:
 
 def add_cores(terms: Sequence[Sequence[Array]], *, stacked: int | None = None) -> list[Array]:
     """Return the cores (l, n, r) of the sum of trains, blocks along the diagonal; leg `stacked` is concatenated."""
-    dtype, last = np.result_type(*(dtype_of(core) for cores in terms for core in cores)), len(terms[0]) - 1
+    dtype, last = np.result_type(*{dtype_of(core) for cores in terms for core in cores}), len(terms[0]) - 1
     out = []
     for k in range(last + 1):
         blocks = [cores[k] for cores in terms]

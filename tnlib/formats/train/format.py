@@ -291,8 +291,8 @@ class Train(LinearFormat):
 
     @property
     def _legs(self) -> tuple[Any, ...]:
-        sizes = (core.shape[1:-1] for core in self.cores)
-        return tuple(legs[0] if len(legs) == 1 else legs for legs in sizes)
+        sizes = [core.shape[1:-1] for core in self.cores]
+        return tuple([legs[0] if len(legs) == 1 else legs for legs in sizes])
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
