@@ -70,9 +70,9 @@ def _rank_within(values: Sequence[float], budget: float) -> int:
     return 1
 
 
-def splits_group(s: Array, rank: int, noise: float) -> bool:
+def splits_group(values: Sequence[float], rank: int, noise: float) -> bool:
     """Test if the values on both sides of the cut are equal to roundoff, and not roundoff themselves."""
-    return rank < len(s) and float(s[rank]) > noise and float(s[rank - 1] - s[rank]) <= noise
+    return rank < len(values) and values[rank] > noise and values[rank - 1] - values[rank] <= noise
 
 
 class Truncation(NamedTuple):
@@ -164,7 +164,7 @@ class TruncationBudget:
         last, split = values[rank - 1], False
         if rank < needed:
             uncertainty = error_estimate**2 / max(last, noise) if error_estimate else 0.0
-            split = splits_group(s, rank, noise + resolution * last + uncertainty)
+            split = splits_group(values, rank, noise + resolution * last + uncertainty)
         ambiguous = rank != min(optimistic, cap) or last < _RESOLVED * error_estimate
         total = math.hypot(*values[rank:], error_estimate if rank < len(values) else 0.0, discarded)
         # A rank cap may discard more than the share; the rest of the sweep keeps its own shares.
