@@ -58,6 +58,27 @@ def test_slices_keep_a_centre_where_it_stays_valid() -> None:
     assert max(tnlib.isometry_errors(last[..., 0])) < 1e-14
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_entries_whose_partial_products_leave_the_range(dtype: type, sign: int) -> None:
+    """No core needs a scale of its own: 1e-320 is subnormal, 1e320 infinite; in single precision 1e-44 and 1e44."""
+    down, up = (1e-11, 1e7) if dtype is np.float32 else (1e-80, 1e70)
+    values = [down] * 4 + [up] * 4
+    t = tnlib.TensorTrain([np.full((1, 2, 1), x**sign, dtype) for x in values])
+    assert t.exponent == 0
+    assert t[(1,) * 8] == pytest.approx((down * up) ** (4 * sign), rel=100 * float(np.finfo(dtype).eps), abs=0.0)
+
+
+@oracles.each_dtype
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_cores_with_nan_or_inf_are_refused(dtype: np.dtype, order: Any) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        cores = [np.array(core, order=order) for core in oracles.random_cores((3, 80, 3), (1, 4, 30, 1), dtype)]
+        cores[1][2, 70, 5] = bad
+        with oracles.refused(ValueError, "TensorTrain: core 1 must be finite", "at index (2, 70, 5)"):
+            tnlib.TensorTrain(cores)
+
+
 def test_a_train_is_gone_through_as_an_array() -> None:
     t = tnlib.TensorTrain(oracles.random_cores((3, 4, 2), (1, 2, 2, 1)))
     parts = list(t)
