@@ -176,7 +176,7 @@ def as_rtol(function: str, rtol: Any) -> float | None:
 
 def as_real(function: str, parameter: str, value: Any, example: str) -> float:
     """Return a real number, NaN and inf included; the message recommends `example`."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if type(value) is not float and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
         raise ArgumentTypeError(
             f"{function}: {parameter} must be a real number, got {value!r}; pass for example {example}."
         )
@@ -242,7 +242,7 @@ def as_degeneracy_tol(function: str, tolerance: Any) -> float:
 
 def as_max_ranks(function: str, max_rank: Any) -> MaxRank:
     """Return a rank cap of at least 1, one for every bond of a train, or None; `check_bonds` tests their number."""
-    if not is_list(max_rank):
+    if max_rank is None or not is_list(max_rank):
         return as_max_rank(function, max_rank)
     return tuple(as_count(function, "max_rank", cap) for cap in max_rank)
 
