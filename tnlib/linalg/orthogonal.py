@@ -23,7 +23,7 @@ _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogon
 _ROUNDOFF = 8  # eps sqrt(rows) of the norm: roundoff of the products below
 _ISOMETRIC = 1e4  # eps sqrt(columns)
 _SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
-_SMALL = 1 << 13  # entries of a matrix for whose QR numpy's own work counts: of 60 x 30 it is a third
+_SMALL = 1 << 14  # entries of a matrix for whose QR numpy's own work counts: a third of 60 x 30, a fifth of 256 x 64
 _PANEL = 32  # columns that LAPACK factorizes at a time, for which it needs memory
 _QR: dict[str, tuple[Any, Any]] = {
     "d": (lapack_lite.dgeqrf, lapack_lite.dorgqr),
