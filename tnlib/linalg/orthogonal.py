@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
 import numpy as np
-from numpy.linalg import lapack_lite
 
 from tnlib._array_api import adjoint, from_host, namespace, records_gradient, to_host
 from tnlib._errors import ArgumentError
@@ -23,12 +20,6 @@ _RESOLVED = 1e-6  # of the largest singular value: directions above are orthogon
 _ROUNDOFF = 8  # eps sqrt(rows) of the norm: roundoff of the products below
 _ISOMETRIC = 1e4  # eps sqrt(columns)
 _SINGULAR = 1e4  # eps, of the largest diagonal of a triangular factor
-_SMALL = 1 << 14  # entries of a matrix for whose QR numpy's own work counts: a third of 60 x 30, a fifth of 256 x 64
-_PANEL = 32  # columns that LAPACK factorizes at a time, for which it needs memory
-_QR: dict[str, tuple[Any, Any]] = {
-    "d": (lapack_lite.dgeqrf, lapack_lite.dorgqr),
-    "D": (lapack_lite.zgeqrf, lapack_lite.zungqr),
-}
 
 
 def qr_positive(a: Array) -> tuple[Array, Array]:
@@ -37,7 +28,7 @@ def qr_positive(a: Array) -> tuple[Array, Array]:
     Here and below, arrays of other libraries than numpy are factorized by their own QR.
     """
     if isinstance(a, np.ndarray):
-        q, r = _thin_qr(a)
+        q, r = np.linalg.qr(a)
         phases = unit_phases(r.diagonal())
         return q * phases, phases.conj()[:, None] * r
     xp = namespace(a)
@@ -47,26 +38,6 @@ def qr_positive(a: Array) -> tuple[Array, Array]:
         _refuse_singular(diagonal)
     phases = unit_phases(diagonal)
     return q * from_host(phases, a), from_host(phases.conj(), a)[:, None] * r
-
-
-def _thin_qr(a: Array) -> tuple[Array, Array]:
-    """Return q (m, k) and r (k, n), k = min(m, n), of numpy's QR; a small matrix goes directly to its LAPACK."""
-    if a.dtype.char not in "dD" or not 0 < a.size <= _SMALL:
-        return np.linalg.qr(a)
-    m, n = a.shape
-    k = min(m, n)
-    columns = np.array(a.T, order="C")  # n m: LAPACK stores matrices by columns
-    tau, work = np.empty(k, a.dtype), np.empty(_PANEL * n, a.dtype)
-    factorize, expand = _QR[a.dtype.char]
-    factorize(m, n, columns, m, tau, work, work.size, 0)
-    r = np.where(_lower(n, k), columns[:, :k], 0.0).T
-    expand(m, k, k, columns[:k], m, tau, work, work.size, 0)
-    return columns[:k].T, r
-
-
-@functools.lru_cache(64)
-def _lower(n: int, k: int) -> Array:
-    return np.tri(n, k, dtype=bool)
 
 
 def _refuse_singular(diagonal: Array) -> None:
@@ -118,7 +89,7 @@ def orthonormal_rows(a: Array) -> tuple[Array, Array]:
     is_long = m >= _LEAST_ROWS and n >= max(_LEAST_COLUMNS, _LEAST_RATIO * m)
     if is_long and a.dtype.kind == "f" and (factors := _rows_by_gram_matrix(a)) is not None:
         return factors
-    q, r = _thin_qr(a.conj().T)
+    q, r = np.linalg.qr(a.conj().T)
     return r.conj().T, q.conj().T
 
 

@@ -79,7 +79,7 @@ class CachedFunction:
             self.remaining -= len(batch)
             try:
                 values = self._f(batch.copy())  # f may change its copy
-            except Exception as error:
+            except (TypeError, ValueError, IndexError) as error:
                 if not self._n_values:
                     error.add_note(
                         f"{self._function}: f is called with integer indices (n_points, d), here {batch.shape}, and "
