@@ -417,9 +417,9 @@ def import_optional(function: str, module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{function} needs {package}, found no {error.name}; pip install {package}.", name=error.name
-        ) from None
+        install = package.replace("tnlib", ".") + " in a checkout of tnlib" * ("tnlib" in package)
+        text = f"{function} needs {package}, found no {error.name}; pip install {install}."
+        raise ModuleNotFoundError(text, name=error.name) from None
 
 
 P = ParamSpec("P")

@@ -238,7 +238,7 @@ _NEXT = (
     "divergence of plain rounding."
 )
 _COMMANDS = """\
-Next: pip install 'tnlib[torch]'
+Next: pip install '.[torch]'   # in the checkout
       tnlib compress IN OUT --calibrate TEXT\
 """
 _MOST_FINDINGS = 4

@@ -350,7 +350,7 @@ def test_what_is_not_installed_is_named(place: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None; from tnlib_adapters.cli import main; main({arguments})"
     done = run_python("-c", code, folder=place)
     assert done.returncode == 2
-    assert_one_sentence(done.stderr, ("needs 'tnlib[torch]', found no torch", "pip install 'tnlib[torch]'"))
+    assert_one_sentence(done.stderr, ("needs 'tnlib[torch]', found no torch", "pip install '.[torch]' in a checkout"))
     assert not (place / "out").exists()
 
 

@@ -56,7 +56,7 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
     for part in ("two attention layers of four heads", f"{n_parameters:,} parameters", "chance is 2.500.",
                  "8.0 kB -> 2.0 kB, 4.0 times smaller", "4,000 -> 1,000, 4.0 times fewer", "Conclusion: At 2.0 kB",
                  "  - Head 0.3 is one.", "Open first: out/loss_against_size.png",
-                 "pip install 'tnlib[torch]'"):  # fmt: skip
+                 "pip install '.[torch]'"):  # fmt: skip
         assert part in " ".join(text.split()) or part in text
     for width in (60, 80, 100):
         assert max(map(len, "\n".join(story(demo, width)).splitlines())) <= max(width, 73)

@@ -129,10 +129,10 @@ def progress_bars(check: Callable[[], None]) -> Iterator[Progress]:
         check()
         bars.start()  # not earlier: an error before the first step is printed without an empty line
         name = str(stage)
-        if name not in tasks:
-            states[name] = State(time.monotonic(), done)
-            tasks[name] = bars.add_task(name, total=total, state=states[name])
-        states[name].update(stage, done, total, time.monotonic())
+        state = states.setdefault(name, State(time.monotonic(), done))
+        state.update(stage, done, total, time.monotonic())
+        if name not in tasks:  # shown at once
+            tasks[name] = bars.add_task(name, total=total, state=state)
         bars.update(tasks[name], completed=done, total=total)
 
     try:

@@ -42,7 +42,7 @@ def check_target(function: str, target: Path, source: Path | None, *, force: boo
         raise ArgumentError(f"{function}: OUT must not be the current folder, got {target}; name a new one in it.")
     if target.is_dir() and any(target.iterdir()) and not force:
         raise ArgumentError(
-            f"{function}: OUT must not exist or be empty, got {target} with files in it; pass force (--force) to "
+            f"{function}: OUT must be a new or an empty folder, got {target} with files in it; pass force (--force) to "
             "replace it."
         )
     parent = target.absolute().parent

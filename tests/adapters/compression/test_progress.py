@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ def test_bars_show_the_part_of_a_stage(capsys: pytest.CaptureFixture[str], monke
     assert "block 7 of 22" in shown
     assert "left" in shown
     assert "GB" in shown
+    assert " 0.0 GB" not in shown  # a frame before the first step
+    assert re.search(r"-\d+:\d\d:\d\d", shown) is None
     assert len(checks) == 2
 
 

@@ -119,7 +119,7 @@ def test_the_folder_appears_whole_or_not_at_all(saved: Saved, tmp_path: Path, mo
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    with refused(ArgumentError, "export_onnx: OUT must not exist or be empty", "--force"):
+    with refused(ArgumentError, "export_onnx: OUT must be a new or an empty folder", "--force"):
         export_onnx(folder, out)
     monkeypatch.setattr(torch.onnx, "export", fail)
     with pytest.raises(OSError, match="no space"):
