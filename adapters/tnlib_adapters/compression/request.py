@@ -238,8 +238,8 @@ class Request:
             )
         if self.in_bits and self.budget.store != "float" and not self.budget.unbounded:
             raise ArgumentError(
-                f"compress: store={self.budget.store!r} gives all weights the same number of bits, so that bits, "
-                "keep and max_error must be left out; pass one of them."
+                f"compress: store={self.budget.store!r} gives all weights the same number of bits; pass either it or "
+                "one of bits, keep and max_error."
             )
         if self.in_bits and self.budget.keep is not None and self.budget.max_error is not None:
             raise ArgumentError(

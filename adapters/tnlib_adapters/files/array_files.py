@@ -48,8 +48,10 @@ def open_array(function: str, name: str | os.PathLike[str]) -> Iterator[Any]:
     elif suffix == ".zarr" or (path.is_dir() and any((path / key).exists() for key in ("zarr.json", ".zarray"))):
         yield _open_zarr(function, path)
     else:
+        is_model = (path / "config.json").exists()
+        advice = "tnlib inspect reads models, and tnlib_report.html has their sizes" if is_model else "convert it first"
         raise ArgumentError(
-            f"{function}: the array must be in X.npy, X.zarr or X.h5:/path, got {path.name}; convert it first."
+            f"{function}: the array must be in X.npy, X.zarr or X.h5:/path, got {path.name}; {advice}."
         )
 
 

@@ -336,7 +336,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"method": "quantized", "keep": 0.5, "store": "int4"},
         ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
     ),
-    "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights the same", "pass one of them")),
+    "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights the same", "pass either it or one")),
     "error beside store": (
         {"max_error": 0.1, "method": "quantized", "store": "int4"},
         ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
