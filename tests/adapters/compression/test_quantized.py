@@ -334,12 +334,12 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "keep beside store": (
         {"method": "quantized", "keep": 0.5, "store": "int4"},
-        ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
+        ("store='int4' gives all weights the same", "pass either it or one"),
     ),
-    "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights the same", "pass either it or one")),
+    "beside store": ({"bits": 4, "store": "int4"}, ("store='int4' gives all weights", "pass either it or one")),
     "error beside store": (
         {"max_error": 0.1, "method": "quantized", "store": "int4"},
-        ("store='int4' gives all weights the same", "bits, keep and max_error must be left out"),
+        ("store='int4' gives all weights the same", "pass either it or one"),
     ),
     "calibrated": ({"bits": 4, "method": "calibrated"}, ("bits are a budget of method 'quantized'", "'calibrated'")),
 }
