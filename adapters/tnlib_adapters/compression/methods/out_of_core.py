@@ -6,13 +6,13 @@ all its factors. Curves of sizes and errors stay in memory; that of a matrix has
 
 from __future__ import annotations
 
-import copy
+import io
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.safetensors_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
 CACHE_BYTES = 2**29
-_SMALL = 2**10  # bytes up to which an array of a part stays in memory
 _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
@@ -83,17 +82,17 @@ class Factorised(Protocol):
 
 
 class LazyPart:
-    """A factorised layer or weight that `load` returns from memory, or from a file of its workspace."""
+    """A factorised layer or weight that `load` returns from memory, or with its arrays from a file of its workspace."""
 
     def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
         self.load: Callable[[], Any] = lambda: part
-        if workspace.admits(part, sum(a.nbytes for a in arrays_of(part))):
+        emptied, arrays = _without_arrays(part)
+        if workspace.admits(part, sum(a.nbytes for a in arrays)):
             return
-        if stored := workspace.write(self, entries_of_arrays(part)):
-            emptied = without_arrays(part, stored)
-            self.load = lambda: cast(Factorised, with_arrays(emptied))
+        if stored := workspace.write(self, [Entry(str(k), "U8", a) for k, a in enumerate(arrays)]):
+            self.load = lambda: pickle.loads(emptied, buffers=[array.read_stored() for array in stored.values()])
 
     def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
         """Return the factors at one option per block."""
@@ -105,69 +104,22 @@ class LazyPart:
         del self.load
 
 
-@dataclass(frozen=True)
-class _InFile:
-    """An array in a file."""
+class _Contiguous(pickle.Pickler):
+    """Pickler that passes every array to its callback: those of the base class have to be contiguous."""
 
-    tensor: TensorInfo
-    by_columns: bool
-
-    def read(self) -> Array:
-        stored = self.tensor.read_stored()
-        return stored.T if self.by_columns else stored
+    def reducer_override(self, value: Any) -> Any:
+        is_copied = isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous)
+        return np.ascontiguousarray(value).__reduce_ex__(5) if is_copied else NotImplemented
 
 
-def arrays_of(value: Any) -> list[Array]:
-    """Return the different arrays in the attributes, lists, tuples and mappings of an object."""
-    arrays = dict[int, Array]()
-    _mapped(value, lambda a: arrays.setdefault(id(a), a))
-    return list(arrays.values())
+def _without_arrays(value: Any) -> tuple[bytes, list[Array]]:
+    """Return the pickle of an object, which stays in memory, and the bytes of its arrays, which are not in it.
 
-
-def entries_of_arrays(value: Any) -> list[Entry]:
-    """Return the tensors of the arrays of an object, but for the small ones."""
-    return [_entry(a) for a in arrays_of(value) if _is_stored(a)]
-
-
-def without_arrays(value: Any, stored: Mapping[str, TensorInfo]) -> Any:
-    """Return a copy of an object whose arrays were stored as `entries_of_arrays`, without these."""
-    return _mapped(value, lambda a: _InFile(stored[str(id(a))], by_columns(a)) if _is_stored(a) else a)
-
-
-def with_arrays(value: Any) -> Any:
-    """Return a copy of a result of `without_arrays` with the arrays, read from their file."""
-    return _mapped(value, lambda a: a)
-
-
-def _is_stored(a: Array) -> bool:
-    return a.nbytes > _SMALL and a.dtype in _NAMES
-
-
-def by_columns(a: Array) -> bool:
-    """Return True for arrays with columns first: read back as such, BLAS sums their products in the same order."""
-    return a.flags.f_contiguous and not a.flags.c_contiguous
-
-
-def _entry(a: Array) -> Entry:
-    return Entry(str(id(a)), _NAMES[a.dtype], a.T if by_columns(a) else a)
-
-
-def _mapped(value: Any, of_array: Callable[[Array], Any]) -> Any:
-    """Return a copy of an object with arrays replaced, in attributes, lists, tuples and mappings; files are read."""
-    if isinstance(value, np.ndarray):
-        return of_array(value)
-    if isinstance(value, _InFile):
-        return value.read()
-    if isinstance(value, (dict, MappingProxyType)):
-        return {key: _mapped(item, of_array) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_mapped(item, of_array) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if callable(value) or not hasattr(value, "__dict__"):
-        return value
-    new = copy.copy(value)
-    vars(new).update({name: _mapped(item, of_array) for name, item in vars(value).items()})
-    return new
+    Arrays come back with rows or columns first as they were: BLAS sums their products in the same order.
+    """
+    buffers, emptied = list[pickle.PickleBuffer](), io.BytesIO()
+    _Contiguous(emptied, 5, buffer_callback=buffers.append).dump(value)
+    return emptied.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers]
 
 
 class StoredArrays(Mapping[str, Array]):
