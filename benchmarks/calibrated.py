@@ -88,6 +88,7 @@ def stage(*, refit: bool) -> Run:
     """Return a calibration that stops early: before any fit, or after that of the output weights."""
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
+        import torch
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
@@ -99,7 +100,7 @@ def stage(*, refit: bool) -> Run:
         from tnlib_adapters.compression.request import Request
         from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.expansion import expand
-        from tnlib_adapters.instrument.block import install
+        from tnlib_adapters.factors.projections import put_together
         from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.running_model import open_running
 
@@ -120,7 +121,8 @@ def stage(*, refit: bool) -> Run:
             products = [products_of(zip(own, own.values(), choice, strict=True)) for own, choice in weights]
             projections = [own.expand(checkpoint.sizes) for own in products]
         for k, own in enumerate(projections):
-            install(model, k, own)
+            for name, values in put_together(model.wiring.layers[k].attention, own).items():
+                model.model.get_parameter(name).data.copy_(torch.from_numpy(values))
         texts = [test.read_text(encoding="utf-8") for test in tests]
         return [evaluate_running(open_running(source), model, text).measures() for text in texts]
 

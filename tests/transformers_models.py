@@ -13,6 +13,7 @@ import torch
 import transformers
 from architecture_models import MODELS as OF_ARCHITECTURES
 from architecture_models import attention_modules
+from tnlib_adapters.factors.projections import put_together
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model
 
@@ -243,3 +244,9 @@ def save_with_tokenizer(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+def install(model: Any, k: int, projections: Any) -> None:
+    """Put projections into the k-th layer of a running model, whose weights are all in memory."""
+    for name, values in put_together(model.wiring.layers[k].attention, projections).items():
+        model.model.get_parameter(name).data.copy_(torch.from_numpy(values))

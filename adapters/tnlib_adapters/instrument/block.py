@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, cast
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.projections import NAMES, Products, Projections, join_modules, put_together
+from tnlib_adapters.factors.projections import NAMES, Products, Projections, join_modules
 from tnlib_adapters.instrument.block_passes import Call
 from tnlib_adapters.instrument.running_model import RunningLayer, RunningModel, find_module
 
@@ -117,19 +117,12 @@ class Block:
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
-    def replaced_by(self, weights: Weights) -> list[str]:
-        """Return the names below the block of its own weights that are not used with these."""
-        return [name if isinstance(value, Tensor) else f"{name}.weight" for name, value in weights.items()]
-
-    @contextmanager
-    def without(self, names: Iterable[str]) -> Iterator[None]:
-        """Free its own weights of these names inside, if the model does not fit in memory."""
+    def without(self, weights: Weights) -> AbstractContextManager[None]:
+        """Free its own weights that are not used with these inside, if the model does not fit in memory."""
         if self.model.weights is None:
-            yield
-            return
-        path = self.path
-        with self.model.weights.without(self.k, [f"{path}.{name}" for name in names]):
-            yield
+            return nullcontext()
+        names = [name if isinstance(value, Tensor) else f"{name}.weight" for name, value in weights.items()]
+        return self.model.weights.without(self.k, [f"{self.path}.{name}" for name in names])
 
     @contextmanager
     def _computing(self, computations: Mapping[str, FactoredMap]) -> Iterator[None]:
@@ -150,13 +143,6 @@ class Block:
     def _name(self, module: nn.Module) -> str:
         """Return the name of a module below the block."""
         return str(next(name for name, candidate in self.layer.block.named_modules() if candidate is module))
-
-
-def install(model: RunningModel, k: int, projections: Projections) -> None:
-    """Put projections into the k-th layer of a running model, whose weights are all in memory."""
-    with torch.no_grad():
-        for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-            model.model.get_parameter(name).copy_(as_tensor(values, model.device))
 
 
 def as_tensor(values: Array, device: torch.device) -> Tensor:

@@ -30,7 +30,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
-from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward, run_block
+from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 from tnlib_adapters.instrument.weight_inputs import input_of, output_of, stopping_after
@@ -55,7 +55,7 @@ class FitStreams:
     def __init__(
         self, model: RunningModel, streams: Streams, tables: Mapping[str, Array] | None = None, first: int = 0
     ) -> None:
-        self._streams, self.batches = streams, streams.batches
+        self.streams, self.batches = streams, streams.batches
         self.held_out, self.fitted = split_batches(len(self.batches))
         self._original = self._truncated = OuterLayers(model)
         self.calls = forward(self._original, streams)
@@ -72,30 +72,18 @@ class FitStreams:
 
     def original(self, k: int, b: int) -> Tensor:
         """Return the input of the k-th original block; that of one more is the output of the last."""
-        return self._streams.read(f"stream-{k}", b)
+        return self.streams.read(f"stream-{k}", b)
 
     def truncated(self, k: int, b: int) -> Tensor:
         """Return the input of the k-th block after truncated blocks."""
-        return self._streams.read(f"truncated-{k}", b)
-
-    def call(self, k: int, b: int) -> Call:
-        """Return the further arguments of the k-th block."""
-        return self.calls[b][k]
-
-    def valid(self, b: int) -> Tensor:
-        """Return where a batch has tokens."""
-        return self.batches[b].valid
+        return self.streams.read(f"truncated-{k}", b)
 
     def advance(self, block: Block, weights: Weights) -> None:
         """Store the truncated streams after a block with these weights."""
         for b in range(len(self.batches)):
-            out = block.run(self.truncated(block.k, b), self.call(block.k, b), weights)
-            self._streams.write(f"truncated-{block.k + 1}", b, out)
-        self._streams.finish(f"truncated-{block.k + 1}")
-
-    def remove(self, k: int) -> None:
-        """Delete the truncated streams at the input of the k-th block."""
-        self._streams.remove(f"truncated-{k}")
+            out = block.run(self.truncated(block.k, b), self.calls[b][block.k], weights)
+            self.streams.write(f"truncated-{block.k + 1}", b, out)
+        self.streams.finish(f"truncated-{block.k + 1}")
 
     def errors(self, block: Block, candidates: Iterable[Weights]) -> list[float]:
         """Return the error of the model's output with each of these weights of a block, later blocks unchanged.
@@ -109,11 +97,11 @@ class FitStreams:
         end = min(k + 1 + LATER, len(self._original.model.layers))
         with torch.no_grad():
             for weights in candidates:
-                outs.append([block.run(self.truncated(k, b), self.call(k, b), weights) for b in self.held_out])
+                outs.append([block.run(self.truncated(k, b), self.calls[b][k], weights) for b in self.held_out])
             for later in range(k + 1, end):
                 for out in outs:
                     out[:] = [
-                        run_block(self._original.model, later, x, self.call(later, b))
+                        run_block(self._original.model, later, x, self.calls[b][later])
                         for b, x in zip(self.held_out, out, strict=True)
                     ]
             self._original.model.drop()  # the tables of the output are large
@@ -124,7 +112,7 @@ class FitStreams:
         """Return the errors of streams of a batch before the k-th block, or of the outputs if there is none."""
         original = self.original(k, b)
         if k < len(self._original.model.layers):
-            return [float((x.float() - original)[self.valid(b)].square().sum()) for x in streams]
+            return [float((x.float() - original)[self.batches[b].valid].square().sum()) for x in streams]
         predicts, before = self._original.model.predicts, self._output(self._original, original, b)
         return [distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
 
@@ -133,7 +121,7 @@ class FitStreams:
         out = outer.leave(x, self.batches[b])
         if not outer.model.predicts:
             return out
-        out = out[self.valid(b)]  # under the same name: logits of a large vocabulary are in memory once
+        out = out[self.batches[b].valid]  # under the same name: logits of a large vocabulary are in memory once
         return out.log_softmax(-1)
 
 
@@ -256,7 +244,7 @@ def _blocks_to_fit(
             continue
         progress("fitting layers", k, n)
         if k > first:
-            streams.remove(k - 1)
+            streams.streams.remove(f"truncated-{k - 1}")
         release_free_memory()
         yield k, order
     progress("fitting layers", n, n)
@@ -297,45 +285,25 @@ def _inputs_and_targets(
     read: dict[str, Tensor] = {}
     for b in streams.fitted:
         with output_of(module, wrote, ""), stopping_after(module):
-            block.run(streams.original(block.k, b), streams.call(block.k, b))
+            block.run(streams.original(block.k, b), streams.calls[b][block.k])
         with input_of(module, read, ""), stopping_after(module):
-            block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights)
-        valid = streams.valid(b)
+            block.run(streams.truncated(block.k, b), streams.calls[b][block.k], weights)
+        valid = streams.batches[b].valid
         x, target = (values[""].reshape(*valid.shape, -1)[valid] for values in (read, wrote))
         yield x, target
 
 
-def _unit(a: Tensor) -> Tensor:
-    """Return the unit of the steps of a factor: the root mean square of its entries."""
-    return a.square().mean().sqrt() if a.numel() else a
-
-
 def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
     """Return the factors after one step of Adam on every batch of `order`, in units of their size."""
-    if not block.model.fits_in_memory:
-        return _descend_in_place(block, streams, start, order)
-    units, moves = start.each(_unit), [torch.zeros_like(a, requires_grad=True) for a in start.parts]
-
-    def moved() -> Products:
-        each_move = iter(moves)
-        return start.each(lambda a, unit: a + unit * next(each_move), units)
-
-    adam(block, streams, moves, lambda: block.weights(moved()), RATE, order)
-    with torch.no_grad():
-        return moved()
-
-
-def _descend_in_place(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
-    """Return `descend` by moving the factors themselves: with moves they would be in memory twice more."""
     factors = start.each(lambda a: a.clone().requires_grad_())
-    groups = [_in_units(a) for a in factors.parts]
-    adam(block, streams, groups, lambda: block.weights(factors), RATE, order)
+    adam(block, streams, [_in_units(a) for a in factors.parts], lambda: block.weights(factors), RATE, order)
     return factors.each(Tensor.detach)
 
 
 def _in_units(factor: Tensor) -> dict[str, Any]:
-    """Return the group of a factor whose steps are those of its moves: Adam divides gradients by their own size."""
-    unit = float(_unit(factor.detach())) if factor.numel() else 0.0
+    """Return the group of a factor whose steps are relative to the root mean square of its entries."""
+    unit = float(factor.detach().square().mean().sqrt()) if factor.numel() else 0.0
+    # for gradients with respect to relative steps: Adam divides gradients by their own size
     return {"params": [factor], "lr": RATE * unit, "eps": _EPSILON / unit if unit else 1.0}
 
 
@@ -351,21 +319,16 @@ def adam(
 
     The rate rises over a few steps and falls to 0 along a cosine.
     """
-    fused = not block.model.fits_in_memory and has_fused_adam(block.model.device)
+    fused = not block.model.fits_in_memory and block.model.device.type in ("cpu", "cuda", "mps")  # which have it
     optimiser, schedule = make_optimiser(moves, rate, len(order), fused=fused)
-    with block.without(block.replaced_by(weights())):
+    with block.without(weights()):
         for b in order:
-            wrote = block.run(streams.truncated(block.k, b), streams.call(block.k, b), weights())
-            loss = (wrote.float() - streams.original(block.k + 1, b))[streams.valid(b)].square().mean()
+            wrote = block.run(streams.truncated(block.k, b), streams.calls[b][block.k], weights())
+            loss = (wrote.float() - streams.original(block.k + 1, b))[streams.batches[b].valid].square().mean()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             optimiser.zero_grad()  # the next forward pass takes their memory
             schedule.step()
-
-
-def has_fused_adam(device: torch.device) -> bool:
-    """Test if torch has Adam as one kernel on a device."""
-    return device.type in ("cpu", "cuda", "mps")
 
 
 def make_optimiser(

@@ -271,7 +271,8 @@ class StoredWeights:
         paths = {id(module): f"{name}." for name, module in model.named_modules()}
         of_blocks = [paths[id(block)] for block in blocks]
         self._names: dict[int, list[str]] = {group: [] for group in range(OUTSIDE, len(blocks))}
-        self._empty = {**dict(model.named_parameters()), **_persistent_buffers(model, source.stored)}
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in source.stored}
+        self._empty = {**dict(model.named_parameters()), **buffers}
         names = defaultdict[int, list[str]](list)  # of one parameter, under which modules share it
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names[id(parameter)].append(name)
@@ -286,7 +287,8 @@ class StoredWeights:
             for group in self._names:
                 self.load(group)
             return
-        outside = {self._model.get_submodule(name.rpartition(".")[0]) for name in self._same_names(OUTSIDE)}
+        shared = [alias for name in self._names[OUTSIDE] for alias in self._same.get(name, [name])]
+        outside = {self._model.get_submodule(name.rpartition(".")[0]) for name in shared}
         for group, modules in {OUTSIDE: outside, **{k: {block} for k, block in enumerate(blocks)}}.items():
             for module in modules:
                 # without a reference to these weights, so that the memory of a model is free when it is no longer used
@@ -326,21 +328,13 @@ class StoredWeights:
         if original is None:
             values = self.source.read(self._names[group])
         else:
-            values = original.held(group) if original.has(group) else original.read(group)
+            in_place = original._model.state_dict(keep_vars=True) if group in original._loaded else None
+            values = original.read(group) if in_place is None else {n: in_place[n] for n in original._names[group]}
         if self._change is not None:  # what it returns unchanged is shared
             return self._change(group, _on_host(values))
         if original is not None and original.fit_in_memory:
             return {name: value.detach().clone() for name, value in values.items()}
         return values
-
-    def has(self, group: int) -> bool:
-        """Test if the weights of a group are in memory."""
-        return group in self._loaded
-
-    def held(self, group: int) -> Group:
-        """Return the weights of a group that is in memory."""
-        values = self._model.state_dict(keep_vars=True)
-        return {name: values[name] for name in self._names[group]}
 
     @contextmanager
     def without(self, group: int, names: Iterable[str]) -> Iterator[None]:
@@ -372,10 +366,6 @@ class StoredWeights:
         for name, parameter in [(name, p) for name, p in self._model.named_parameters() if not p.is_meta]:
             _set(self._model, name, nn.Parameter(self.placement.place(parameter), requires_grad=False))
 
-    def _same_names(self, group: int) -> list[str]:
-        """Return all names of the weights of a group, of which several may be one parameter."""
-        return [alias for name in self._names[group] for alias in self._same.get(name, [name])]
-
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             is_buffer = name not in self._same
@@ -399,7 +389,3 @@ def _load_before(weights: weakref.ref[StoredWeights], group: int, *_: Any) -> No
     loaded = weights()
     if loaded is not None and (group == OUTSIDE or not loaded._paused):
         loaded.load(group)
-
-
-def _persistent_buffers(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: buffer for name, buffer in model.named_buffers() if name in stored}

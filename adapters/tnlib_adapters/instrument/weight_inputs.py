@@ -121,8 +121,12 @@ def _observe(
     batch: Batch,
 ) -> Observed:
     """Run a part of a model; return inputs, gradients at outputs and at the leaf for the gradient of the result."""
-    wrote: dict[str, Tensor] = {}
-    with _keeping_reads(uses) as reads, _keeping_writes(uses, wrote), torch.enable_grad():
+    wrote, read = dict[str, Tensor](), dict[str, Tensor]()
+    with ExitStack() as hooks, torch.enable_grad():
+        for key, use in uses.items():
+            hooks.enter_context(output_of(use.module, wrote, key))
+        for key, module in {use.reads: use.module for use in uses.values()}.items():
+            hooks.enter_context(input_of(module, read, key))
         out = run()
         gradient = gradient_of(out)
         tensors = {id(t): t for t in (*wrote.values(), *([] if leaf is None else [leaf]))}
@@ -132,26 +136,7 @@ def _observe(
         grad = grads[id(wrote[key])]
         grad = grad if use.projection is None else use.projection.written(grad)
         slopes[key] = _valid(grad if use.scale == 1 else use.scale * grad, batch)
-    return _reads(reads, uses, batch), slopes, gradient if leaf is None else grads[id(leaf)]
-
-
-@contextmanager
-def _keeping_writes(uses: WeightUses, wrote: dict[str, Tensor]) -> Iterator[None]:
-    """Store the outputs of the modules by key of the use whenever they run inside the block."""
-    with ExitStack() as hooks:
-        for key, use in uses.items():
-            hooks.enter_context(output_of(use.module, wrote, key))
-        yield
-
-
-@contextmanager
-def _keeping_reads(uses: WeightUses) -> Iterator[dict[str, Tensor]]:
-    """Store the inputs of the weights by key whenever the model runs inside the block."""
-    reads: dict[str, Tensor] = {}
-    with ExitStack() as hooks:
-        for key, module in {use.reads: use.module for use in uses.values()}.items():
-            hooks.enter_context(input_of(module, reads, key))
-        yield reads
+    return _reads(read, uses, batch), slopes, gradient if leaf is None else grads[id(leaf)]
 
 
 def _reads(reads: Mapping[str, Tensor], uses: WeightUses, batch: Batch) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
-from tnlib_adapters.instrument.block import Block, as_array, as_tensor, install  # noqa: E402
+from tnlib_adapters.instrument.block import Block, as_array, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FactorFit, FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, open_running  # noqa: E402
@@ -49,7 +49,7 @@ from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
     observe_output,
     of_group,
 )
-from transformers_models import made_up_text  # noqa: E402
+from transformers_models import install, made_up_text  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 

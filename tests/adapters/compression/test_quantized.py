@@ -33,7 +33,7 @@ from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.compression.write import plan_bytes  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
-from tnlib_adapters.instrument.block import Block, install  # noqa: E402
+from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
@@ -42,6 +42,7 @@ from transformers import BertConfig, BertModel  # noqa: E402
 from transformers_models import (  # noqa: E402  # noqa: E402
     BERT_SIZES,
     inputs,
+    install,
     loaded_like,
     made_up_text,
     outputs,
