@@ -81,18 +81,9 @@ SERIAL = Workers(_InThisProcess(), 1)
 def open_executor(cluster: str | None = None, workers: int | None = None) -> Iterator[Executor | None]:
     """Yield the executor of the Dask scheduler at an address, or of so many new processes; None without both.
 
-    Parameters
-    ----------
-    cluster
-        Address, such as "tcp://10.0.0.1:8786". The workers of the scheduler need tnlib and dask, and no files.
-    workers
-        Number of processes of this machine, of one thread each. A script needs ``if __name__ == "__main__":``, because
-        the processes import it.
-
-    Raises
-    ------
-    ArgumentError
-        If both are given, `workers` is below 1, or the scheduler does not answer.
+    The workers of the scheduler need tnlib and dask, and no files. Processes have one thread each; a script needs
+    ``if __name__ == "__main__":``, because they import it. `ArgumentError` if both are given, `workers` is below 1, or
+    the scheduler does not answer.
     """
     if cluster is not None and workers is not None:
         raise ArgumentError(

@@ -113,15 +113,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> BytePairTokenizer:
 
 
 def write_gguf(checkpoint: Checkpoint, file: Path) -> None:
-    """Write a checkpoint whose integers are in blocks, and its tokenizer, as one GGUF file.
-
-    Parameters
-    ----------
-    checkpoint
-        One that `check_gguf` admits; weights in blocks are copied.
-    file
-        File to write.
-    """
+    """Write a checkpoint that `check_gguf` admits, and its tokenizer, as one GGUF file; blocks are copied."""
     import gguf
 
     writer = gguf.GGUFWriter(file, "llama")

@@ -53,13 +53,7 @@ class SourceModel:
 
     @cached_property
     def original(self) -> RunningModel:
-        """The model with its original weights, which must not be changed.
-
-        Raises
-        ------
-        FileFormatError
-            If transformers does not know it, a tensor is missing or left over, or a weight is NaN or inf.
-        """
+        """The model with its original weights, which must not be changed; `FileFormatError` if it is damaged."""
         return self.open(self.checkpoint)
 
     def open(self, checkpoint: Checkpoint | Path) -> RunningModel:
@@ -154,12 +148,8 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
     """Return the limits for `memory` of the run; the defaults if it is None.
 
     The libraries and the work on the largest weight come first. Of the rest, a batch gets at most half; the smaller
-    batches need less. What is left is shared by the factors and the weights of the two running models.
-
-    Raises
-    ------
-    ArgumentError
-        If less than a batch of a few tokens is left.
+    batches need less. What is left is shared by the factors and the weights of the two running models. `ArgumentError`
+    if less than a batch of a few tokens is left.
     """
     if request.run.memory is None:
         return Limits()

@@ -27,13 +27,7 @@ _RECORDS = 'an object with a string "text", or with a list "messages" of objects
 
 
 def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> str:
-    """Return the text of a file in UTF-8.
-
-    Raises
-    ------
-    MissingFileError, ArgumentError
-        If there is no such file, it is not UTF-8 text, or the text is empty.
-    """
+    """Return the text of a file in UTF-8; `MissingFileError` or `ArgumentError` if there is none in it."""
     file = as_path(function, parameter, path)
     if not file.is_file():
         raise MissingFileError(f"{function}: {parameter} must be a text file, found none at {file}; check the path.")
@@ -50,16 +44,11 @@ def read_text(function: str, parameter: str, path: str | os.PathLike[str]) -> st
 
 
 def read_documents(function: str, parameter: str, path: str | os.PathLike[str]) -> list[Document]:
-    """Return the documents of a file: strings, conversations, or token ids.
+    """Return the documents of a file: strings, conversations, or token ids; an error if there are none.
 
     Of a text file the only document is its text. JSON Lines (*.jsonl) hold one in every line, a string "text" or a list
     "messages"; so do the rows of a dataset that the library datasets saved into a folder. A file *.npy holds token ids
     of one document (tokens,), or of several (documents, tokens).
-
-    Raises
-    ------
-    MissingFileError, ArgumentError
-        If there is no such file, it holds something else, or nothing.
     """
     file = as_path(function, parameter, path)
     documents: list[Document]

@@ -43,12 +43,8 @@ def quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[
 def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 
-    `layers` are the attention modules, first to last.
-
-    Raises
-    ------
-    FileFormatError
-        If the section is of another method or version, or damaged.
+    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, or of another method
+    or version.
     """
     section = config.get(KEY)
     if section is None:

@@ -251,10 +251,7 @@ class IntegerTensor(TensorInfo):
 def with_dequantized(folder: Folder) -> Folder:
     """Return a folder in which weights in integers of an engine read as dense tensors of their own name.
 
-    Raises
-    ------
-    FileFormatError
-        If tensors of a weight are missing or their shapes contradict each other.
+    `FileFormatError` if tensors of a weight are missing or their shapes contradict each other.
     """
     section, config = quantization(folder.config)
     method, version = section.get("quant_method"), section.get("checkpoint_format", _VERSIONS[0])

@@ -169,13 +169,7 @@ class BlockTensor(TensorInfo):
 
 
 def with_dequantized_blocks(folder: Folder) -> Folder:
-    """Return a folder in which weights in blocks read as dense tensors of their own name.
-
-    Raises
-    ------
-    FileFormatError
-        If blocks are missing, or their type or shape is none of a weight.
-    """
+    """Return a folder in which weights in blocks read as dense tensors of their own name."""
     section, config = quantization(folder.config)
     tensors, types = dict(folder.tensors), section.get("types")
     for module, kind in types.items() if isinstance(types, dict) else ():

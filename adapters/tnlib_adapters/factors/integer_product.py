@@ -22,26 +22,11 @@ _LARGE = 2**19  # numbers of a matrix that several threads share
 
 
 def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
-    """Return the values of a matrix (m, n) in integers whose groups lie along its rows.
+    """Return the values, float32, of a matrix (m, n) in integers whose groups lie along its rows.
 
-    Parameters
-    ----------
-    stored
-        Codes as stored: (m, bytes) uint8 if they are packed, (m, n) int8 otherwise. In C order.
-    scales
-        (groups, m) float32.
-    form
-        Bits and groups.
-    n
-        Length of a row.
+    `stored` are codes in C order, (m, bytes) uint8 if they are packed and (m, n) int8 otherwise; `scales` are
+    (groups, m) float32.
 
-    Returns
-    -------
-    Array
-        (m, n) float32.
-
-    Examples
-    --------
     >>> from tnlib_adapters.factors.integers import pack
     >>> stored = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1)
     >>> row_values(stored, np.ones((1, 1), np.float32), IntegerFormat(2, axis=1), 3).tolist()

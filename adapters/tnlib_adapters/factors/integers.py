@@ -46,34 +46,18 @@ _LARGEST = ("core", "stack")  # parts in int8 with slices along the largest axis
 class IntegerFormat:
     """Bits of a number, and the numbers that share a scale.
 
-    Parameters
-    ----------
-    bits
-        One of `BITS`.
-    axis
-        Axis along which `group` consecutive numbers share a scale; for 8 bits also several axes, which share one.
-    group
-        Numbers per scale; 0, or at least the length of the axis, for the whole axis. The last group may be shorter.
-    has_zero
-        True for the grid of inference engines, which has a level for 0.
-    scale_bits
-        4 to 8 for scales that are integers in super-blocks of 256 numbers, whose groups divide the axis, 16 for
-        float16, 0 for bfloat16 or float32.
-    has_minimum
-        True if a group has a minimum besides its scale, of as many bits; `scales` are all scales, then all minima.
-
-    Examples
-    --------
     >>> IntegerFormat(4, axis=0, group=64).scale_shape((200, 3))
     (4, 3)
     """
 
-    bits: int
-    axis: int | tuple[int, ...]
-    group: int = 0
-    has_zero: bool = False
+    bits: int  # one of `BITS`
+    axis: int | tuple[int, ...]  # along which consecutive numbers share a scale; for 8 bits also several axes
+    group: int = 0  # numbers per scale, the last group may be shorter; 0, or at least the length of the axis, for all
+    has_zero: bool = False  # True for the grid of inference engines, which has a level for 0
+    # 4 to 8 for scales that are integers in super-blocks of 256 numbers, whose groups divide the axis, 16 for float16,
+    # 0 for bfloat16 or float32
     scale_bits: int = 0
-    has_minimum: bool = False
+    has_minimum: bool = False  # True if a group has a minimum besides its scale, of as many bits: all scales come first
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -182,23 +166,12 @@ class IntegerFormat:
 class Integers:
     """Rounded array.
 
-    Parameters
-    ----------
-    codes
-        uint8, or int8 for 8 bits, of the shape of the array.
-    scales
-        float32, with as many entries along the axis as groups, and of values that `format.stored_scales` keeps.
-    format
-        Bits and groups.
-
-    Examples
-    --------
     >>> Integers(np.array([0, 3], np.uint8), np.array([2.0], np.float32), IntegerFormat(2, axis=0)).values()
     array([-3.,  3.], dtype=float32)
     """
 
-    codes: Array
-    scales: Array
+    codes: Array  # uint8, or int8 for 8 bits, of the shape of the array
+    scales: Array  # float32, as many along the axis as groups, of values that `format.stored_scales` keeps
     format: IntegerFormat
 
     def __post_init__(self) -> None:

@@ -17,25 +17,11 @@ _BLOCK = 2**16  # numbers rounded at once, so that intermediate arrays stay in t
 
 
 def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) -> Integers:
-    """Return an array rounded to the nearest values of a format.
+    """Return a real array rounded to the nearest values of a format; a group of zeros has the scale 0, or 1 in 8 bits.
 
-    Parameters
-    ----------
-    a
-        Real array with the axes of the format.
-    format
-        Bits and groups.
-    search
-        If True, the scale of a group has the smallest squared error among 16 that clip its largest entries more or
-        less; if False, none is clipped. In 8 bits none is clipped.
+    With `search`, the scale of a group has the smallest squared error among 16 that clip its largest entries more or
+    less; in 8 bits none is clipped.
 
-    Returns
-    -------
-    Integers
-        Codes and scales. A group of zeros has the scale 0, or 1 in 8 bits.
-
-    Examples
-    --------
     >>> a = np.array([0.9, -0.3, 0.2, -1.0], np.float32)
     >>> round_to_nearest(a, IntegerFormat(2, axis=0)).codes.tolist()
     [3, 1, 2, 0]

@@ -184,11 +184,6 @@ class RunningModel:
 
         A language model reads documents one after the other, with a line break between strings, and conversations
         through the template of its tokenizer. Sequences have at most `longest` tokens; those of one token are left out.
-
-        Raises
-        ------
-        ArgumentError
-            If a token id is not in the vocabulary, or the tokenizer has no template for conversations.
         """
         texts = [document for document in documents if isinstance(document, str)]
         ids = [self._ids_of(document) for document in documents if not isinstance(document, str)]
@@ -255,14 +250,9 @@ def open_running(
 ) -> RunningModel:
     """Open a checkpoint, or its folder, of a model of text, with its tokenizer, as a transformers model.
 
-    At most `max_weights` bytes of weights, in float32, stay in memory, None for `IN_MEMORY`.
-    They are in float32 on the host if `placement` is None.
-
-    Raises
-    ------
-    FileFormatError
-        If the architecture is not known, or the folder does not hold the whole model; messages on the latter begin
-        with `function`.
+    At most `max_weights` bytes of weights, in float32, stay in memory, None for `IN_MEMORY`. They are in float32 on the
+    host if `placement` is None. `FileFormatError` if the architecture is not known, or the folder does not hold the
+    whole model; messages on the latter begin with `function`.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)

@@ -48,13 +48,7 @@ class Placement:
 
 
 def placement_of(function: str, device: str, dtype: str) -> Placement:
-    """Return the placement of these names, such as "cuda:0" and "bfloat16".
-
-    Raises
-    ------
-    ArgumentError
-        If torch does not reach the device, or the dtype is not one of `DTYPES`.
-    """
+    """Return the placement of these names, such as "cuda:0" and "bfloat16"; `ArgumentError` for another."""
     if dtype not in DTYPES:
         names = ", ".join(map(repr, DTYPES))
         raise ArgumentError(f"{function}: dtype must be one of {names}, got {dtype!r}.")
@@ -111,10 +105,7 @@ class Source:
 def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, Any]:
     """Return the stored tensor of every parameter and persistent buffer of a model, see `Source`, and tie parameters.
 
-    Raises
-    ------
-    FileFormatError
-        If tensors are missing, left over or of another shape.
+    `FileFormatError` if tensors are missing, left over or of another shape.
     """
     tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
     prefix, renamed = f"{model.base_model_prefix}.", _renamed(model, wiring)
@@ -231,26 +222,13 @@ def _as_tensor(values: Array) -> Tensor:
 
 
 class StoredWeights:
-    """Weights of a model that are loaded group by group.
+    """Weights of the `blocks` of a model that are loaded group by group from a source.
 
-    Parameters
-    ----------
-    model
-        Model without weights.
-    blocks
-        Its blocks.
-    source
-        Where the weights are stored.
-    change
-        Applied to every group that is loaded, returns new tensors for changed weights; None for the weights as they are
-        stored.
-    original
-        Weights of another model from the same source, to be changed: those in memory are not read again. Weights that
-        `change` returns unchanged are shared; without a change, those of a model that fits in memory are copied.
-    max_bytes
-        Weights in float32 that may stay in memory; None for those of `original`, or for `IN_MEMORY`.
-    placement
-        None for that of `original`, or for float32 on the host.
+    `change` is applied to every group that is loaded, and returns new tensors for changed weights. `original` are the
+    weights of another model from the same source, to be changed: those in memory are not read again, and those that
+    `change` returns unchanged are shared; without a change, those of a model that fits in memory are copied. At most
+    `max_bytes` of weights, in float32, stay in memory. None for limit and placement is those of `original`, or
+    `IN_MEMORY`, and float32 on the host.
     """
 
     def __init__(

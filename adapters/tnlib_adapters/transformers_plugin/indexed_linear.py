@@ -126,20 +126,9 @@ class InterpolativeLinear(FactoredLinear):
 
 
 class HeadLinear(FactoredLinear):
-    """A projection with a rank per head: a factor (in, r) into heads, or (r, out) out of them.
+    """A projection with a rank per head: a factor (in, r) into heads, or, if it `reads_heads`, (r, out) out of them.
 
-    Parameters
-    ----------
-    factors
-        One factor. One into heads may have the bias as an additional last row.
-    ranks, d_head
-        Rank of every head, and its width.
-    d_model
-        Width of the residual stream.
-    reads_heads
-        True for a factor that is multiplied by the output of the heads.
-    transposed
-        True for a factor into heads that is stored as (r, in).
+    A factor into heads is stored as (r, in) if it is `transposed`, and may have the bias as an additional last row.
     """
 
     filled: Tensor | None

@@ -60,10 +60,7 @@ class CalibrationFolder:
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin, see `origin_of`.
 
-        Raises
-        ------
-        ArgumentError
-            If it holds other files, or results of another model, text, choice of weights or version.
+        `ArgumentError` if it holds other files, or results of another model, text, choice of weights or version.
         """
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)

@@ -54,32 +54,14 @@ def round_compensated(
     *,
     descend: bool = True,
 ) -> Integers:
-    """Return a matrix rounded so that errors of its entries compensate each other in its output.
+    """Return a matrix (m, n), acting on rows, rounded so that errors of entries compensate each other in its output.
 
-    Its loss is never above that of rounding to nearest, where moments are those given, divided by their mean, plus
-    0.01 (inputs) or 0.1 (gradients) of the identity.
+    `form` has groups along one axis. `reads` (m, m) are second moments of the inputs, (m,) if they are diagonal, and
+    `slopes` (n, n) those of the gradient at the output; None is the identity: rows, or columns, do not compensate each
+    other. The loss is never above that of rounding to nearest, where moments are those given, divided by their mean,
+    plus 0.01 (inputs) or 0.1 (gradients) of the identity. Without `descend` there is no coordinate descent and no
+    choice among wider scales: four times faster.
 
-    Parameters
-    ----------
-    weight
-        (m, n), acting on rows.
-    form
-        Format of the integers, with groups along one axis.
-    reads
-        (m, m), second moments of the inputs; (m,) if they are diagonal, None for the identity: rows do not compensate
-        each other.
-    slopes
-        (n, n), second moments of the gradient at the output; None for the identity.
-    descend
-        If False, leave out the coordinate descent and the choice among wider scales: four times faster.
-
-    Returns
-    -------
-    Integers
-        Codes (m, n) and their scales.
-
-    Examples
-    --------
     >>> weight = np.random.default_rng(0).standard_normal((8, 3))
     >>> reads = np.ones((8, 8)) + 0.1 * np.eye(8)  # inputs are nearly equal: sums over rows matter
     >>> form = IntegerFormat(2, axis=0)

@@ -123,19 +123,11 @@ class Components:
 
 
 def rounding_loss(error: Array, reads: Array | None = None, slopes: Array | None = None) -> float:
-    """Return tr(P E^T A E), the expected square of x E p.
+    """Return tr(P E^T A E), the expected square of x E p, for an error E (m, n).
 
-    Parameters
-    ----------
-    error
-        (m, n), E.
-    reads
-        (m, m), second moments A of the inputs x; (m,) if they are diagonal, None for the identity.
-    slopes
-        (n, n), second moments P of the gradient p at the output; None for the identity.
+    `reads` (m, m) are second moments A of the inputs x, (m,) if they are diagonal; `slopes` (n, n) those, P, of the
+    gradient p at the output. None is the identity.
 
-    Examples
-    --------
     >>> rounding_loss(np.array([[1.0, 0.0], [0.0, 2.0]]), np.array([1.0, 0.5]))
     3.0
     """
@@ -164,16 +156,9 @@ def components_on_device(weight: Array, reads: Array, slopes: Array, device: str
 
 
 def components(weight: Array, reads: Array | None = None, slopes: Array | None = None) -> Components:
-    """Return the components of a matrix by descending loss.
+    """Return the components of a matrix (m, n), acting on rows, by descending loss, in its dtype.
 
-    Parameters
-    ----------
-    weight
-        (m, n), acting on rows; the components have its dtype.
-    reads
-        (m, m), second moments of the inputs, or (m,) if they are diagonal; None for the identity.
-    slopes
-        (n, n), second moments of the gradient at the output; None for the identity.
+    Moments `reads` of the inputs and `slopes` of the gradients are those of `rounding_loss`.
     """
     if len(weight) < weight.shape[1]:
         other = components(weight.T, slopes, reads)
@@ -204,10 +189,10 @@ def _components_of_large_table(weight: Array, counts: Array | None, slopes: Arra
 
 
 def components_in_single_precision(weight: Array, reads: Array, slopes: Array, device: torch.device) -> Components:
-    """Return the components of a matrix by descending loss; parameters are those of `components`.
+    """Return `components` computed in single precision on a device of torch.
 
-    Products and eigenvectors are in single precision on a device of torch. The root of the moments of the gradients and
-    the triangular solution are in double precision, on the host where the device has none.
+    The root of the moments of the gradients and the triangular solution are in double precision, on the host where the
+    device has none.
     """
     import torch
 
@@ -261,15 +246,10 @@ def is_large_table(shape: Sequence[int]) -> bool:
 
 
 def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Components:
-    """Return the components of a table of embeddings by descending loss, that of all its uses together.
+    """Return the components of a table of embeddings (vocab, width) by descending loss, that of all its uses together.
 
-    Parameters
-    ----------
-    weight
-        (vocab, width); the components have its dtype.
-    uses
-        For look-ups: second moments (width, width) of the rows that are looked up, and of the gradients at these. For
-        predictions: second moments (width, width) of the gradients at the input, and of the input.
+    Uses are pairs of second moments (width, width): for look-ups those of the rows that are looked up, and of the
+    gradients at these; for predictions those of the gradients at the input, and of the input.
     """
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
     root, inverse = triangular_root(columns)

@@ -146,10 +146,7 @@ class Factorisation:
     def select(self, budget: Budget) -> list[int]:
         """Return an option for every block: the least error within a budget, or the smallest within its `max_error`.
 
-        Raises
-        ------
-        ArgumentError
-            If no allocation meets all bounds, or sizes are too coarse to come within 1 % of `keep`.
+        `ArgumentError` if no allocation meets all bounds, or sizes are too coarse to come within 1 % of `keep`.
         """
         if budget.max_error is not None:
             return self._within_error(budget.max_error, budget)
