@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
@@ -131,9 +130,9 @@ def count_matrix(checkpoint: Checkpoint, name: str) -> int:
 
 def count_compressed(checkpoint: Checkpoint, what: str, *, with_text: bool) -> int:
     """Return the parameters in the weights and biases of the part that `what` selects."""
-    layers, names = checkpoint.wiring.projection_layers(what), names_of(checkpoint, what, with_text=with_text)
-    attention = sum(info.size for k in layers for info in attention_tensors(checkpoint, k))
-    return attention + sum(count_matrix(checkpoint, name) for name in names)
+    biases = compressed_weights(checkpoint, what, with_text=with_text)
+    tensors = checkpoint.folder.tensors
+    return sum(tensors[weight].size + (0 if bias is None else bias.size) for weight, bias in biases.items())
 
 
 def stored_bytes(
@@ -172,17 +171,11 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
     >>> plain_bytes(open_checkpoint(builtin_path()))  # in 2 layers 4 weights of 64 x 64, and as many scales and biases
     36864
     """
-    return sum(
-        weight.size + _SCALE * weight.shape[linear.output_axis] + n_bias
-        for linear, weight, n_bias in _weights(checkpoint, what, modules)
-    )
-
-
-def _weights(checkpoint: Checkpoint, what: str, modules: Sequence[str]) -> Iterator[tuple[Any, TensorInfo, int]]:
-    """Yield the wiring, the weight as stored and the bytes of the bias of every matrix of the compressed part."""
     wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
     layers = wiring.projection_layers(what)
-    matrices = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
-    for linear in (*matrices, *(wiring.matrices[name] for name in modules)):
-        bias = tensors.get(linear.bias or "")
-        yield linear, tensors[linear.weight], 0 if bias is None else bias.end - bias.begin
+    linears = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
+    linears += [wiring.matrices[name] for name in modules]
+    biases = [bias for linear in linears if (bias := tensors.get(linear.bias or "")) is not None]
+    rounded = ((tensors[linear.weight], linear.output_axis) for linear in linears)
+    n_bytes = sum(weight.size + _SCALE * weight.shape[axis] for weight, axis in rounded)
+    return n_bytes + sum(bias.end - bias.begin for bias in biases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -150,14 +150,13 @@ def evaluate(
     sequences = before_running.sequences(documents)
     evaluation = evaluate_running(before_running, after_running, sequences, progress)
     speeds = tokens_per_second((before_running, after_running), before_running.batches(sequences))
-    return replace(
-        evaluation,
-        tokens_per_second=None if speeds is None else (speeds[0], speeds[1]),
-    )
+    return replace(evaluation, tokens_per_second=speeds)
 
 
-def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) -> list[float] | None:
-    """Return the tokens per second of every model on the longest batch, the best of a few runs, models in turn.
+def tokens_per_second(
+    models: tuple[RunningModel, RunningModel], batches: Sequence[Batch]
+) -> tuple[float, float] | None:
+    """Return the tokens per second of both models on the longest batch, the best of a few runs, models in turn.
 
     Without a cache; None for models that do not fit in memory, whose time is that of reading them.
     """
@@ -166,7 +165,7 @@ def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) 
     if not all(model.fits_in_memory for model in models):
         return None
     batch = max(batches, key=lambda b: b.n_tokens)
-    seconds = [float("inf")] * len(models)
+    seconds = [float("inf"), float("inf")]
     with torch.no_grad():
         for run in range(_RUNS + 1):
             for k, model in enumerate(models):
@@ -174,7 +173,7 @@ def tokens_per_second(models: Sequence[RunningModel], batches: Sequence[Batch]) 
                 model(batch).flatten()[:1].cpu()  # a device computes on after the call has returned
                 if run > 0:  # the first one allocates memory
                     seconds[k] = min(seconds[k], time.perf_counter() - started)
-    return [batch.n_tokens / s for s in seconds]
+    return batch.n_tokens / seconds[0], batch.n_tokens / seconds[1]
 
 
 def evaluate_running(
@@ -267,8 +266,17 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     """
     import torch
 
+    from tnlib_adapters.instrument.running_model import find_matrix
+
+    wiring = model.wiring
+    axes: list[tuple[Any, int]] = [
+        (model.layers[k].projections[letters[0]].module, linear.output_axis)
+        for k in wiring.projection_layers(what)
+        for letters, linear in wiring.layers[k].attention.projections.items()
+    ]
+    axes += [(find_matrix(model, name), wiring.matrix(name).output_axis) for name in modules]
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    output_axes = {names[id(module.weight)]: axis for module, axis in _modules(model, what, modules)}
+    output_axes = {names[id(module.weight)]: axis for module, axis in axes}
 
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
@@ -278,18 +286,6 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
         return changed
 
     return model.changed(in_int8)
-
-
-def _modules(model: RunningModel, what: str, modules: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yield the module and the output axis of every weight of the compressed part."""
-    from tnlib_adapters.instrument.running_model import find_matrix
-
-    wiring = model.wiring
-    for k in wiring.projection_layers(what):
-        for letters, linear in wiring.layers[k].attention.projections.items():
-            yield model.layers[k].projections[letters[0]].module, linear.output_axis
-    for name in modules:
-        yield find_matrix(model, name), wiring.matrix(name).output_axis
 
 
 def measure_on_text(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import forms_of
@@ -21,7 +20,7 @@ from tnlib_adapters.compression.compressed_part import (
     stored_bytes,
     widest_component,
 )
-from tnlib_adapters.compression.methods.components import components_on_device
+from tnlib_adapters.compression.methods.components import components_on_device, second_moments
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
 from tnlib_adapters.compression.methods.matrices import factorise_layer
 from tnlib_adapters.compression.methods.method_table import TABLE, resolve
@@ -274,7 +273,7 @@ def _time_weight(shape: Sequence[int], request: Request) -> float:
     ratio = max(1.0, (_operations(shape) / _LARGEST) ** (1 / 3))
     m, n = (max(1, round(size / ratio)) for size in shape)
     weight = np.random.default_rng(0).standard_normal((m, n), np.float32)
-    reads, slopes = _random_moments(m), _random_moments(n)
+    reads, slopes = (second_moments(np.random.default_rng(0).standard_normal((2 * k, k), np.float32)) for k in (m, n))
     started = time.perf_counter()
     if request.calibration is None:
         resolve(row.factorise)(weight)
@@ -284,12 +283,6 @@ def _time_weight(shape: Sequence[int], request: Request) -> float:
     else:
         components_on_device(weight, reads, slopes, request.run.device)
     return float(ratio**3) * (time.perf_counter() - started)
-
-
-def _random_moments(n: int) -> Array:
-    x = np.random.default_rng(0).standard_normal((2 * n, n), np.float32)
-    moments: Array = x.T @ x
-    return moments
 
 
 def duration(seconds: float) -> str:

@@ -39,13 +39,8 @@ def _write_note(out: Path, report: Report) -> None:
     original = " The model card below is that of the original." if body.strip() else ""
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
     requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
-    size = (
-        f"rounded its {report.subject} to {report.average_bits:.2f} bits per parameter"
-        if report.is_rounded
-        else f"kept {report.kept:.4f} of the parameters of its {report.subject}"
-    )
     note = (
-        f"{NOTE}, which {size}: see `{PAGE}`.{original}\n"
+        f"{NOTE}, with {size_text(report)}: see `{PAGE}`.{original}\n"
         f"> It loads {requirement}, from the path `folder`:\n"
         f"> `{report.load}`\n"
     )
@@ -55,6 +50,8 @@ def _write_note(out: Path, report: Report) -> None:
 def write_page(report: Report, file: Path) -> None:
     """Write the page: summary, error against size, and errors per head and layer."""
     name = Path(report.source).resolve().name
+    note = " With calibration data these errors are large: they include directions that do not occur in the text."
+    note = "" if report.measure == RELATIVE else note
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
         *_trade(report),
@@ -68,7 +65,7 @@ def write_page(report: Report, file: Path) -> None:
         *_rounded(report),
         "<h2>Error of every head</h2>",
         "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
-        f"QK gives the scores, OV the output to the residual stream.{_calibration_note(report)}</p>",
+        f"QK gives the scores, OV the output to the residual stream.{note}</p>",
         svg(error_maps(report), "errors"),
         table(
             ["layer", "QK error", "OV error", "parameters before", "after"],
@@ -156,15 +153,6 @@ def _curve(report: Report) -> list[str]:
         "bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
-
-
-def _calibration_note(report: Report) -> str:
-    """Return a note on operator errors for a calibrated compression, else an empty string."""
-    if report.measure == RELATIVE:
-        return ""
-    return (
-        " With calibration data these errors are large, because they include directions that do not occur in the text."
-    )
 
 
 def error_maps(report: Report) -> Figure:

@@ -115,11 +115,14 @@ class StatisticsPasses:
 
     def _at_output(self, sums: WeightedMoments, uses: WeightUses, *, store: bool) -> None:
         """Add inputs and gradients of unembeddings, and `store` the gradients at the output of the last block."""
+        import torch
+
         from tnlib_adapters.instrument.weight_inputs import observe_output
 
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
-            reads, slopes, gradient = observe_output(self._outer, x, batch, uses, self._generator(b))
+            generator = torch.Generator().manual_seed(2 * b)  # by batch, so that resuming is reproducible
+            reads, slopes, gradient = observe_output(self._outer, x, batch, uses, generator)
             sums.add(batch, reads, slopes)
             del slopes  # at all logits, which would stay in memory while the next batch runs
             if store:
@@ -151,12 +154,6 @@ class StatisticsPasses:
             self._show_backward(OUTSIDE, b)
             reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
             sums.add(batch, reads, slopes)
-
-    def _generator(self, b: int) -> Any:
-        """Return the generator for the probe of one batch, seeded per batch so that resuming is reproducible."""
-        import torch
-
-        return torch.Generator().manual_seed(2 * b)
 
 
 _SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs
