@@ -35,7 +35,7 @@ from tnlib_adapters.factors.gguf_blocks import (
 )
 from tnlib_adapters.factors.integers import IntegerFormat, Integers, pack, unpack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.safetensors_file import FLOATS, TensorInfo, check_finite, encode
+from tnlib_adapters.files.safetensors_file import FLOATS, ComputedTensor, TensorInfo, check_finite, encode
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD, _SCALE_DTYPE = 32, "BF16"  # bits; dtype of written scales
@@ -177,7 +177,7 @@ def _escaped(module: str) -> str:
 
 
 @dataclass(frozen=True)
-class IntegerTensor(TensorInfo):
+class IntegerTensor(ComputedTensor):
     """A weight (out, in) in integers, which reads as float32; `parts` are the tensors that it is made from."""
 
     quant_method: str = ""
@@ -235,11 +235,6 @@ class IntegerTensor(TensorInfo):
         with np.errstate(over="ignore", invalid="ignore"):  # inf times 0 too
             values *= self.scales()[:, groups]
         return values
-
-    def read_part(self, index: tuple[slice, ...]) -> Array:
-        """Return the values of some rows and columns."""
-        part: Array = self.read_finite()[index]
-        return part
 
     def _damaged(self, problem: str) -> FileFormatError:
         return FileFormatError(

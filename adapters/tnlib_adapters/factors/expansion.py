@@ -17,7 +17,7 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, 
 from tnlib_adapters.factors.interpolative import unpack
 from tnlib_adapters.factors.projections import Projections, Sizes, n_out, unstack
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.safetensors_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
 
 def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes) -> Projections:
@@ -157,7 +157,7 @@ EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
 
 
 @dataclass(frozen=True)
-class ExpandedTensor(TensorInfo):
+class ExpandedTensor(ComputedTensor):
     """A weight stored as factors, multiplied out when it is read."""
 
     description: Description
@@ -171,10 +171,6 @@ class ExpandedTensor(TensorInfo):
         weight = expand(matrices, self.sizes).weights[self.description.module]
         del matrices  # before the product is copied in single precision
         return (weight.T if self.transposed else weight).astype(np.float32)
-
-    def read_part(self, index: tuple[slice, ...]) -> Array:
-        """Multiply out and return some rows and columns."""
-        return self.read_finite()[index]
 
 
 def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> Folder:

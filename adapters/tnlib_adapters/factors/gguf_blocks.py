@@ -20,7 +20,7 @@ from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.super_blocks import SIZE, integer_scales
 from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.safetensors_file import TensorInfo
+from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
 GGUF = "gguf"
 _PART = "weight_blocks"
@@ -150,7 +150,7 @@ def describe_blocks(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class BlockTensor(TensorInfo):
+class BlockTensor(ComputedTensor):
     """A weight (out, in) in blocks, which reads as float32 through the package gguf."""
 
     blocks: TensorInfo
@@ -161,11 +161,6 @@ class BlockTensor(TensorInfo):
         gguf = import_optional("open_checkpoint: blocks of GGUF", "gguf", "'tnlib[gguf]'")
         values: Array = gguf.dequantize(self.blocks.read(), gguf.GGMLQuantizationType[self.kind])
         return values
-
-    def read_part(self, index: tuple[slice, ...]) -> Array:
-        """Return the values of some rows and columns."""
-        part: Array = self.read_finite()[index]
-        return part
 
 
 def with_dequantized_blocks(folder: Folder) -> Folder:

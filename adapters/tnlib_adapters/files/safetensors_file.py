@@ -100,6 +100,14 @@ class TensorInfo:
         return part
 
 
+class ComputedTensor(TensorInfo):
+    """A tensor that is computed from others whenever it is read."""
+
+    def read_part(self, index: tuple[slice, ...]) -> Array:
+        """Compute all numbers, refusing NaN and inf, and return some rows and columns."""
+        return self.read_finite()[index]
+
+
 def widest_float(tensors: Iterable[TensorInfo]) -> str:
     """Return the widest dtype of tensors of floats, in which the tensors that replace them are stored."""
     return max((info.float_dtype for info in tensors), key=FLOATS.index)

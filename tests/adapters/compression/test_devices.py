@@ -42,18 +42,12 @@ class FewStreams:
     fitted = range(1)
 
     def __init__(self, batch: Any, stream: Any, call: Any) -> None:
-        self._batch, self._stream, self._call = batch, stream, call
+        self._stream, self.batches, self.calls = stream, [batch], [[call, call]]
 
     def original(self, _k: int, _b: int) -> Any:
         return self._stream
 
     truncated = original
-
-    def call(self, _k: int, _b: int) -> Any:
-        return self._call
-
-    def valid(self, _b: int) -> Any:
-        return self._batch.valid
 
 
 @pytest.fixture(params=["llama", "bert", "gpt2_lm"])

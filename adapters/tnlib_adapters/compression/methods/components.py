@@ -164,7 +164,8 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
         other = components(weight.T, slopes, reads)
         return Components(other.right.T, other.left.T, other.losses)
     if is_large_table(weight.shape) and slopes is not None and (reads is None or reads.ndim == 1):
-        return _components_of_large_table(weight, reads, slopes)
+        table = table_components(weight, [(moments_of_rows(weight, reads), slopes)])
+        return table.scaled(1 / (table.losses.sum() or 1.0))
     dtype, onto = weight.dtype, weight.astype(np.float64)
     root, inverse = (None, None) if slopes is None else moment_roots(slopes.astype(np.float64))
     if root is not None:
@@ -180,12 +181,6 @@ def components(weight: Array, reads: Array | None = None, slopes: Array | None =
     if root is None:
         onto = weight  # converted again in blocks: for a table of embeddings, twice the table less in memory
     return _along_eigenvectors(onto, gram, inverse, dtype)
-
-
-def _components_of_large_table(weight: Array, counts: Array | None, slopes: Array) -> Components:
-    root, inverse = moment_roots(slopes.astype(np.float64))
-    gram = root @ moments_of_rows(weight, counts) @ root.T
-    return _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
 
 
 def components_in_single_precision(weight: Array, reads: Array, slopes: Array, device: torch.device) -> Components:
