@@ -49,7 +49,7 @@ def make_plan(
 
 def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
     """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
-    matrices = StoredMatrices(StoredMatrices.of(plan.matrices).workspace)
+    matrices = StoredMatrices(plan.matrices.workspace)
     for module, of_module in plan.matrices.items():
         matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in of_module])
     return replace(plan, matrices=matrices)
@@ -70,7 +70,7 @@ def factorise(
     """
     row, wiring, workspace = TABLE[method], checkpoint.wiring, workspace or Workspace()
     layers, names = wiring.projection_layers(what), names_of(checkpoint, what)
-    rotary, parts = has_rotary_or_norms(checkpoint), dict[str, Factorised]()
+    rotary, parts = has_rotary_or_norms(checkpoint), dict[str, LazyPart]()
 
     def calls() -> Iterator[Callable[[], Factorised]]:
         """Yield the calls with all arrays they need, which are read when a call is submitted."""

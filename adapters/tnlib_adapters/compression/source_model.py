@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,18 +34,28 @@ _LIBRARIES = 150 * 10**6  # bytes of libraries that are imported later, to draw 
 _COPIES_OF_LOGITS, _COPIES_OF_ACTIVATIONS = 12, 4  # softmaxes of two models; forward pass, kept for backward, gradients
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the memory of a compression."""
+
+    tokens: int = BATCH_TOKENS  # tokens of a batch of a text; one text is never split
+    cache: int = CACHE_BYTES  # bytes of factors that are not in use; those beyond are in temporary files
+    # bytes of weights of a running model, in float32; those of a larger model are read again in every pass
+    weights: int = WEIGHTS
+
+
 class SourceModel:
     """A checkpoint as a running model, made at its first use and only once.
 
     Every step that changes weights works on a copy and drops it. `max_tokens` are read of each line of a text, or in
-    each window. Without `limits` and `placement` the memory is the default, and the model in float32 on the host.
+    each window. Without `placement` the model is in float32 on the host.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         max_tokens: int = MAX_TOKENS,
-        limits: Limits | None = None,
+        limits: Limits = Limits(),
         placement: Placement | None = None,
     ) -> None:
         self.checkpoint, self.max_tokens = checkpoint, max_tokens
@@ -60,10 +70,14 @@ class SourceModel:
         """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
 
-        opened = partial(open_running, checkpoint, "compress", self.max_tokens, placement=self._placement)
-        if self._limits is None:
-            return opened()
-        return opened(batch_tokens=self._limits.tokens, max_weights=self._limits.weights)
+        return open_running(
+            checkpoint,
+            "compress",
+            self.max_tokens,
+            batch_tokens=self._limits.tokens,
+            max_weights=self._limits.weights,
+            placement=self._placement,
+        )
 
 
 def request_placement(request: Request) -> Placement | None:
@@ -132,16 +146,6 @@ def check_finite(tensors: Sequence[TensorInfo], progress: Progress) -> None:
         progress("checking weights", done, len(tensors))
         info.read_finite()
     progress("checking weights", len(tensors), len(tensors))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the memory of a compression."""
-
-    tokens: int = BATCH_TOKENS  # tokens of a batch of a text; one text is never split
-    cache: int = CACHE_BYTES  # bytes of factors that are not in use; those beyond are in temporary files
-    # bytes of weights of a running model, in float32; those of a larger model are read again in every pass
-    weights: int = WEIGHTS
 
 
 def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:

@@ -81,12 +81,12 @@ def _own_bias(matrix: FactoredMatrix) -> dict[str, Array]:
 
 def _tucker(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
-    return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full(), matrix.of)
+    return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full())
 
 
 def _cp(matrix: FactoredMatrix, _: Sizes) -> Projections:
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
-    return unstack(CP(matrix.arrays["weights"], tuple(factors)).full(), matrix.of)
+    return unstack(CP(matrix.arrays["weights"], tuple(factors)).full())
 
 
 def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
@@ -152,7 +152,7 @@ EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
     "interpolative": _interpolative,
     "tucker": _tucker,
     "cp": _cp,
-    "stack": lambda matrix, _: unstack(matrix.arrays["stack"], matrix.of),
+    "stack": lambda matrix, _: unstack(matrix.arrays["stack"]),
 }
 
 

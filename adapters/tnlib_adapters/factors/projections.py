@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -210,14 +209,14 @@ def _join(attention: AttentionWiring, parts: Sequence[Any], concatenate: Callabl
     return concatenate(legs, -2).reshape(*parts[0].shape[:-1], -1)
 
 
-def stack(projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> Array:
+def stack(projections: Projections, sizes: Sizes) -> Array:
     """Return these weights as one array (projection, key head, d_model, d_head).
 
     Query heads that share a key and value head are along the first axis: their queries, the key, the value, their
     outputs.
     """
     parts = []
-    for name in of:
+    for name in NAMES:
         weight = projections.weights[name]
         on_columns = weight.T if name == "o" else weight  # d_model (kv head of kv dh)
         by_group = on_columns.reshape(sizes.d_model, sizes.kv_heads, -1, sizes.d_head)
@@ -225,25 +224,24 @@ def stack(projections: Projections, sizes: Sizes, of: Sequence[str] = NAMES) -> 
     return np.concatenate(parts)
 
 
-def unstack(x: Array, of: Sequence[str] = NAMES) -> Projections:
+def unstack(x: Array) -> Projections:
     """Undo `stack`."""
     weights = {}
-    for name, part in rows_of_stack(len(x), of).items():
+    for name, part in rows_of_stack(len(x)).items():
         flat = x[part].transpose(2, 1, 0, 3).reshape(x.shape[2], -1)  # d_model (kv head of kv dh)
         weights[name] = flat.T if name == "o" else flat
     return Projections(weights, {})
 
 
-def rows_of_stack(n_rows: int, of: Sequence[str] = NAMES) -> dict[str, slice]:
+def rows_of_stack(n_rows: int) -> dict[str, slice]:
     """Return the slice of every projection along the first axis of a stack with `n_rows` entries.
 
     >>> rows_of_stack(6)["k"]
     slice(2, 3, None)
     """
-    of_groups = sum(name in "qo" for name in of)
-    group = (n_rows - len(of) + of_groups) // max(1, of_groups)
-    ends = (0, *itertools.accumulate(group if name in "qo" else 1 for name in of))
-    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(of)}
+    group = n_rows // 2 - 1
+    ends = (0, group, group + 1, group + 2, n_rows)
+    return {name: slice(*ends[k : k + 2]) for k, name in enumerate(NAMES)}
 
 
 def multiply_out(latent: LatentWiring, sizes: Sizes, get: Callable[[str], Array | None]) -> dict[str, Array]:

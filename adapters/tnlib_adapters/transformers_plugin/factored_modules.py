@@ -65,7 +65,7 @@ def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Param
 def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
     """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
     shape = described.shapes.get("stack") or described.shapes["factor0"]
-    rows = rows_of_stack(shape[0], described.of)
+    rows = rows_of_stack(shape[0])
     if names == "o":
         return (1, 0, 3), (2,), rows["o"]
     return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)

@@ -27,6 +27,7 @@ from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.methods.method_table import WITH_TEXT as BY_TEXT
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
 
@@ -240,7 +241,7 @@ def factorisation(seed: int) -> Factorisation:
         weight = rng.standard_normal((m, k)) * 0.7 ** np.arange(k) @ rng.standard_normal((k, n))
         is_table = name == "table"
         options = ComponentOptions(weight, components(weight), gauged=not is_table, looked_up=is_table)
-        parts[name] = ModuleWeights({"": options})
+        parts[name] = LazyPart(ModuleWeights({"": options}), Workspace())
     return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()))
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 from compressed_folders import by_options, read_config  # noqa: E402
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.methods.method_table import METHODS  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import StoredMatrices  # noqa: E402
 from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
@@ -125,7 +126,10 @@ def test_parts_in_formats_of_their_own(case: str, saved: Any, tmp_path: Path) ->
         own = {part: form for part, form in formats.items() if part in matrix.arrays}
         return matrix.with_integers({part: round_to_nearest(matrix.arrays[part], form) for part, form in own.items()})
 
-    plan = replace(plan, matrices={module: [*map(rounded, own)] for module, own in plan.matrices.items()})
+    matrices = StoredMatrices(plan.matrices.workspace)
+    for module, own in plan.matrices.items():
+        matrices.add(module, [*map(rounded, own)])
+    plan = replace(plan, matrices=matrices)
     for layout in LAYOUTS:
         (tmp_path / layout).mkdir()
         for _ in write_checkpoint(checkpoint, plan, layout, tmp_path / layout):

@@ -92,8 +92,8 @@ class Plan:
 
     method: str  # name of the method
     # Module path -> the factored matrices that replace its weights; modules that are not compressed are absent. Read
-    # one module at a time: they may be in files (`StoredMatrices`).
-    matrices: Mapping[str, Sequence[FactoredMatrix]]
+    # one module at a time: they may be in files.
+    matrices: StoredMatrices
     n_before: int  # numbers of the compressed part in the source
     numbers: Mapping[str, int]  # module path -> stored numbers, of factors and biases
     forecast: Forecast = field(default_factory=Forecast)  # predicted error of these factors, and of other sizes
@@ -101,13 +101,10 @@ class Plan:
     flops: tuple[int, int] | None = None
     vectors: Mapping[str, Array] = field(default_factory=dict)  # other tensors that the fit changed, by stored name
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matrices", StoredMatrices.of(self.matrices))
-
     @property
     def descriptions(self) -> Mapping[str, Sequence[Description]]:
         """Module path -> descriptions of its factored matrices, without reading a factor."""
-        return StoredMatrices.of(self.matrices).descriptions
+        return self.matrices.descriptions
 
     @property
     def n_after(self) -> int:
@@ -125,7 +122,7 @@ class Factorisation:
     """Factorised weights of a checkpoint, from which a plan of any size is made."""
 
     method: str  # name of the method
-    parts: Mapping[str, Factorised]  # attention modules and other modules by their path, all under one budget
+    parts: Mapping[str, LazyPart]  # attention modules and other modules by their path, all under one budget
     n_before: int  # numbers of the compressed part in the source
     measure: str = RELATIVE  # error measure: `RELATIVE`, `COSINE` or `DIVERGENCE`
     predicts_error: bool = True  # True if the errors of the blocks predict the measure
@@ -275,7 +272,7 @@ class Factorisation:
     def _chosen(
         self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        calls = (partial(_loaded(part).matrices, options[module]) for module, part in self.parts.items())
+        calls = (partial(part.load().matrices, options[module]) for module, part in self.parts.items())
         made = self.workspace.workers.map(calls)
         for done, module in enumerate(self.parts):
             progress("choosing factors", done, len(options))
@@ -287,8 +284,7 @@ class Factorisation:
         for module, matrices in chosen:
             yield module, matrices
             del matrices  # the name would keep them in memory while the next are made
-            if isinstance(part := self.parts[module], LazyPart):
-                part.free()
+            self.parts[module].free()
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
         """Split the options of all blocks by part."""
@@ -321,12 +317,6 @@ class Factorisation:
 
     def _lost_within(self, error: float) -> float:
         return error**2 * self._n_blocks if self.measure == RELATIVE else 2 * error
-
-
-def _loaded(part: Factorised) -> Factorised:
-    """Return a factorised weight in memory, which another process may receive."""
-    loaded: Factorised = part.load() if isinstance(part, LazyPart) else part
-    return loaded
 
 
 def _rounded_up(fraction: float) -> str:

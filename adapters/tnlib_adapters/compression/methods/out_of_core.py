@@ -94,11 +94,6 @@ class LazyPart:
         if stored := workspace.write(self, [Entry(str(k), "U8", a) for k, a in enumerate(arrays)]):
             self.load = lambda: pickle.loads(emptied, buffers=[array.read_stored() for array in stored.values()])
 
-    def matrices(self, choice: Sequence[int]) -> list[FactoredMatrix]:
-        """Return the factors at one option per block."""
-        matrices: list[FactoredMatrix] = self.load().matrices(choice)
-        return matrices
-
     def free(self) -> None:
         """Free the memory of the factors, which cannot be loaded again; the curves stay."""
         del self.load
@@ -180,18 +175,6 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
         self.descriptions: dict[str, list[Description]] = {}  # of all modules, always in memory
         self._in_memory: dict[str, list[FactoredMatrix]] = {}
         self._in_files: dict[str, Mapping[str, TensorInfo]] = {}
-
-    @classmethod
-    def of(cls, matrices: Mapping[str, Sequence[FactoredMatrix]]) -> StoredMatrices:
-        """Return matrices that are in memory already."""
-        if isinstance(matrices, StoredMatrices):
-            return matrices
-        stored = cls(Workspace())
-        stored.descriptions = {
-            name: [matrix.describe() for matrix in of_module] for name, of_module in matrices.items()
-        }
-        stored._in_memory = {name: list(of_module) for name, of_module in matrices.items()}
-        return stored
 
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:
         """Store the matrices of a module, as copies: factors are often views of those of full rank."""

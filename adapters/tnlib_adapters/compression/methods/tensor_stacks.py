@@ -32,10 +32,10 @@ class TuckerStack:
     are the Pareto-optimal blocks.
     """
 
-    def __init__(self, projections: Projections, sizes: Sizes, of: str = OF) -> None:
-        self._of, self._stack = of, stack(projections, sizes, of)
+    def __init__(self, projections: Projections, sizes: Sizes) -> None:
+        self._stack = stack(projections, sizes)
         self._tucker = tnlib.tucker(self._stack).value
-        self.fixed = sum(bias.size for name, bias in projections.biases.items() if name in of)
+        self.fixed = sum(bias.size for bias in projections.biases.values())
         self._ranks, curve = _best_blocks(self._tucker, self._stack.size)
         self.curves = [curve]
 
@@ -43,11 +43,11 @@ class TuckerStack:
         """Return the factors of one option; the last option is the dense stack."""
         (option,) = choice
         if option == len(self._ranks):
-            return [FactoredMatrix("stack", self._of, {"stack": self._stack})]
+            return [FactoredMatrix("stack", OF, {"stack": self._stack})]
         ranks = self._ranks[option]
         core = self._tucker.core[tuple(slice(r) for r in ranks)]
         factors = {f"factor{k}": f[:, :r] for k, (f, r) in enumerate(zip(self._tucker.factors, ranks, strict=True))}
-        return [FactoredMatrix("tucker", self._of, {"core": core, **factors})]
+        return [FactoredMatrix("tucker", OF, {"core": core, **factors})]
 
 
 def _best_blocks(tucker: tnlib.Tucker, size: int) -> tuple[list[tuple[int, ...]], Curve]:
