@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from tnlib_adapters.files.folder import NOTE, split_card
 from tnlib_adapters.html_page import page, svg, write_values
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PREDICTED, _MEASURED = "#3b6ea5", "#c8553d"  # colours of errors
@@ -176,8 +175,12 @@ def error_maps(report: Report) -> Figure:
 
 
 def error_curve(report: Report) -> Figure:
-    """Draw predicted error against bytes, the chosen and measured points, and plain int8."""
+    """Draw predicted error against bytes, the chosen and measured points, and plain int8.
+
+    A second axis above is in fractions of the parameters or in bits per parameter.
+    """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     ax = figure.subplots()
@@ -205,29 +208,14 @@ def error_curve(report: Report) -> Figure:
         ax.set_ylim(0, None)
     else:
         ax.set_yscale("log")
-    _draw_sizes_above(ax, unit, n_bytes)
+    above = ax.secondary_xaxis("top", functions=(lambda x: x * 1e6 / n_bytes, lambda size: size * n_bytes / 1e6))
+    if unit == "kept":
+        above.xaxis.set_major_formatter(PercentFormatter(1.0))
+    above.set_xlabel("parameters kept" if unit == "kept" else "bits per parameter")
     ax.grid(alpha=0.3)
     ax.spines["right"].set_visible(False)
     ax.legend(frameon=False)
     return figure
-
-
-def _draw_sizes_above(ax: Axes, unit: str, n_bytes: float) -> None:
-    """Draw a second axis above, in fractions of the parameters or in bits per parameter."""
-    from matplotlib.ticker import PercentFormatter
-
-    scale = n_bytes / 1e6
-
-    def size_of(x: Any) -> Any:
-        return x / scale
-
-    def x_of(size: Any) -> Any:
-        return size * scale
-
-    above = ax.secondary_xaxis("top", functions=(size_of, x_of))
-    if unit == "kept":
-        above.xaxis.set_major_formatter(PercentFormatter(1.0))
-    above.set_xlabel("parameters kept" if unit == "kept" else "bits per parameter")
 
 
 def _bytes_per_unit(report: Report) -> tuple[str, float]:

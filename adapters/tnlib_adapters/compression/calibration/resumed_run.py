@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
-from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _VERSION = "8"  # of the statistics
-_FIT, _MATRICES, _GRIDS = "fit", "matrices", "grids"
+_FIT, _MATRICES = "choice", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
 # streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
@@ -163,21 +162,12 @@ def check_run_folder(folder: Path, out: Path | None = None) -> None:
 class FittedFiles:
     """One file for every block that is fitted, in the folder of the streams of a run.
 
-    Files of a fit by another method, of other options or another number of steps are removed. `attention` are the paths
-    of the attention modules, first to last.
+    Files of a fit by another method, of other options or another number of steps are removed.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        attention: Sequence[str],
-        method: str,
-        options: Mapping[str, Sequence[int]],
-        n_steps: int,
-    ) -> None:
+    def __init__(self, streams: Streams, method: str, options: Mapping[str, Sequence[int]], n_steps: int) -> None:
         chosen = json.dumps([method, {name: list(map(int, choice)) for name, choice in options.items()}, n_steps])
         self._streams, self._folder = streams, streams.folder
-        self._attention, self._method = list(attention), method
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
 
     def resume(self) -> int:
@@ -200,14 +190,8 @@ class FittedFiles:
             for at, (_, matrices) in enumerate(named)
             for entry in entries_of(matrices)
         ]
-        stored = [matrix.describe() for _, matrices in named for matrix in matrices]
-        # config.json has no words for the grids of engines
-        grids = {_key(own): {part: asdict(form) for part, form in own.formats.items()} for own in stored}
-        metadata = {
-            _FIT: self._fit,
-            _MATRICES: json.dumps({KEY: describe(stored, self._attention, self._method)}),
-            _GRIDS: json.dumps(grids),
-        }
+        described = [asdict(matrix.describe()) for _, matrices in named for matrix in matrices]
+        metadata = {_FIT: self._fit, _MATRICES: json.dumps(described)}
         write_digested(self._file(k), metadata, entries)
 
     def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -215,11 +199,7 @@ class FittedFiles:
         file = self._file(k)
         _check_written(file)
         tensors, metadata = read_header(file)
-        grids = json.loads(metadata[_GRIDS])
-        described = [
-            replace(own, formats={part: IntegerFormat(**form) for part, form in grids[_key(own)].items()})
-            for own in descriptions(json.loads(metadata[_MATRICES]), self._attention) or []
-        ]
+        described = [_description(entry) for entry in json.loads(metadata[_MATRICES])]
         for at, name in enumerate(dict.fromkeys(description.module for description in described)):
             parts = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
             yield name, read_matrices([description for description in described if description.module == name], parts)
@@ -228,8 +208,12 @@ class FittedFiles:
         return self._folder / f"fitted{k}.safetensors"
 
 
-def _key(description: Description) -> str:
-    return f"{description.module} {description.of}"
+def _description(entry: Mapping[str, Any]) -> Description:
+    """Return a description from its fields in JSON."""
+    shapes = {part: tuple(shape) for part, shape in entry["shapes"].items()}
+    formats = {part: IntegerFormat(**form) for part, form in entry["formats"].items()}
+    fields = {"shapes": shapes, "ranks": tuple(entry["ranks"]), "rows": tuple(entry["rows"]), "formats": formats}
+    return Description(**{**entry, **fields})
 
 
 def _check_written(file: Path) -> None:
