@@ -65,31 +65,25 @@ def compress(
     out
         Folder to create; it appears complete or not at all.
     budget
-        Size of the result, such as ``Budget(bits=4)`` or ``Budget(keep=0.5)``. None with calibration data: 4 bits per
-        parameter on average.
+        Size of the part that is compressed. None with calibration data: 4 bits per parameter on average.
     calibration
         Text file or other data, see `Calibration`, representative of the model's use.
     what
         "all" for attention, feed-forward layers, token embeddings and unembedding; "linear" for attention and
         feed-forward layers alone, to which layouts of engines turn "all"; "attention", or "mlp" for the matrices of the
-        feed-forward layers. If embeddings and unembedding are one matrix, it is factorised once and
-        counted once. The budget refers to this part. "matrix", "calibrated" and "quantized" apply to all of it, "ttm"
-        to attention and feed-forward weights; with the other methods, "mlp" is refused and "all" factorises the weights
-        they do not apply to by "matrix". The report names embeddings that stay as they are (`left_dense`). Of models
-        with experts, and of models without feed-forward layers, only "attention" is compressed.
+        feed-forward layers. One matrix for embeddings and unembedding is factorised and counted once. The report names
+        embeddings that stay as they are. Models with experts need "attention".
     method
-        "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix; "ttm" stores each
-        matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model, d_head). These take
-        no calibration data, the others require them: in "calibrated" every weight keeps the components with the largest
-        effect on the output, in "quantized" it is rounded so that errors compensate each other; then the result
-        is fitted to the outputs of the original. None without calibration data is "heads", or "matrix" for "mlp" and
-        plain rounding; with them, "calibrated" for `keep` or `flops` without `bits`, otherwise "quantized", with 4 bits
-        unless `bits`, `max_error` or `store` is given.
+        Without calibration data "heads" truncates the QK and OV operator of each head, "matrix" each weight matrix;
+        "ttm" stores each matrix as a TT-matrix, "tucker" and "cp" each layer as one array (projection, head, d_model,
+        d_head); weights they do not apply to are factorised by "matrix". With them "calibrated" keeps the components of
+        every weight with the largest effect on the output, "quantized" rounds it so that errors compensate each other;
+        then the result is fitted to the outputs of the original. None is "heads", or "matrix" for "mlp" and plain
+        rounding; with calibration data "calibrated" for `keep` or `flops` without `bits`, otherwise "quantized".
     layout
         "factored" stores the factors; "dense" their products under the original names. "gptq", "compressed-tensors" and
-        "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; they need
-        calibration data. "gguf" writes all matrices of a Llama and its tokenizer into one file for llama.cpp; needs the
-        package gguf.
+        "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; "gguf" all
+        matrices of a Llama and its tokenizer in one file for llama.cpp. Integers need calibration data.
     effort
         Passes over the text in which the result is fitted to the original: "low", none; "default", two for rounded
         weights and four for factors; "high", 200 and 400 steps.

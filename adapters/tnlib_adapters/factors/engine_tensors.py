@@ -17,6 +17,7 @@ written in version 1, "gptq", which stores zeros less one; version 2, "gptq_v2",
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,7 +126,7 @@ def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
     """Return the section of config.json for modules in these formats: the most frequent, and those that differ."""
     bits, group = _most_frequent(formats)
     dynamic = {
-        rf"+:^{_escaped(module)}(\.|$)": {"bits": form.bits, "group_size": form.group or -1}
+        rf"+:^{re.escape(module)}(\.|$)": {"bits": form.bits, "group_size": form.group or -1}
         for module, form in formats.items()
         if (form.bits, form.group) != (bits, group)
     }
@@ -155,7 +156,7 @@ def describe_compressed_tensors(formats: Mapping[str, IntegerFormat]) -> dict[st
         "ignore": ["lm_head"],
         "config_groups": {
             f"group_{k}": {
-                "targets": [f"re:.*{_escaped(module)}$" for module in modules],
+                "targets": [f"re:.*{re.escape(module)}$" for module in modules],
                 "weights": scheme
                 | {"num_bits": bits, "strategy": "group" if group else "channel", "group_size": group or None},
             }
@@ -170,10 +171,6 @@ DESCRIBE = {GPTQ: describe_gptq, COMPRESSED_TENSORS: describe_compressed_tensors
 def _most_frequent(formats: Mapping[str, IntegerFormat]) -> tuple[int, int]:
     kinds = [(form.bits, form.group) for form in formats.values()]
     return max(sorted(set(kinds)), key=kinds.count)
-
-
-def _escaped(module: str) -> str:
-    return module.replace(".", r"\.")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ of the layer, the others its outputs. Rows are multiplied by one factor after th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -84,8 +85,9 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
                 must_agree(sizes.setdefault(axis, size), size)
         if first is not None:
             sizes["n0"] = len(range(*first.indices(sizes["n0"])))
-        for end in _open_axes(network):  # of a TT-matrix
-            must_agree(sizes[end], 1)
+        counts = Counter(axis for axes in network.axes.values() for axis in axes)
+        for end in sizes.keys() - {*network.inputs, *network.outputs}:
+            must_agree(sizes[end] if counts[end] == 1 else 1, 1)  # the ends of a TT-matrix
         n_in, n_out = (math.prod(sizes[axis] for axis in axes) for axes in (network.inputs, network.outputs))
         super().__init__(factors, (n_in, n_out))
         self.network, self._sizes, self._first = network, sizes, first
@@ -96,9 +98,9 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
             forming += n_in * n_out * sizes["R"]
         self._cost = Multiplications(self._count(network.inputs, self._through), forming)
         # factors that rows are multiplied by as they are, so that they may stay in integers
-        self.is_chain = all(len(axes) == 2 for axes in network.axes.values()) and (
-            [axes[0] for axes in network.axes.values()] == [*network.inputs, *_bonds(network)]
-        )
+        bonds = [*network.inputs, *(axes[-1] for axes in network.axes.values())][:-1]
+        is_product = all(len(axes) == 2 for axes in network.axes.values())
+        self.is_chain = is_product and [axes[0] for axes in network.axes.values()] == bonds
 
     @classmethod
     def of(cls, value: LowRank | SVD | TTMatrix | Tucker | CP, inputs: Sequence[int] | None) -> ContractedLinear:
@@ -226,17 +228,6 @@ def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_St
         (part, (*result, *(axis for other in parts[k + 1 :] for axis in network.axes[other])))
         for k, part in enumerate(parts)
     ]
-
-
-def _open_axes(network: Contraction) -> list[str]:
-    """Return the axes of one factor that are neither read nor written."""
-    every = [axis for axes in network.axes.values() for axis in axes]
-    return [axis for axis in every if every.count(axis) == 1 and axis not in (*network.inputs, *network.outputs)]
-
-
-def _bonds(network: Contraction) -> list[str]:
-    """Return the last axes of all factors but the last."""
-    return [axes[-1] for axes in network.axes.values()][:-1]
 
 
 def _numbered(name: str, numbers: Iterable[int]) -> Axes:
