@@ -208,7 +208,8 @@ def error_curve(report: Report) -> Figure:
         ax.set_ylim(0, None)
     else:
         ax.set_yscale("log")
-    above = ax.secondary_xaxis("top", functions=(lambda x: x * 1e6 / n_bytes, lambda size: size * n_bytes / 1e6))
+    scale = n_bytes / 1e6
+    above = ax.secondary_xaxis("top", functions=(lambda x: np.divide(x, scale), lambda size: np.multiply(size, scale)))
     if unit == "kept":
         above.xaxis.set_major_formatter(PercentFormatter(1.0))
     above.set_xlabel("parameters kept" if unit == "kept" else "bits per parameter")

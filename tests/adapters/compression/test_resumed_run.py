@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
-from tnlib_adapters.compression.calibration.resumed_run import FittedFiles  # noqa: E402
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, FittedFiles  # noqa: E402
+from tnlib_adapters.compression.calibration.statistics import Statistics  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.gguf_blocks import TYPES  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402
@@ -81,6 +82,18 @@ def test_grids_of_engines_are_read_as_saved(form, tmp_path):
     ((_, (read,)),) = files.read(0)
     assert read.integers["weight"].format == form
     np.testing.assert_array_equal(read.arrays["weight"], integers.values())
+
+
+def test_moments_are_saved_as_triangles_and_come_back_exactly(tmp_path):
+    x = np.random.default_rng(0).standard_normal((90, 65)).astype(np.float32)
+    counts, moments = x[0] ** 2, x.T @ x
+    folder = CalibrationFolder(tmp_path / "seen")
+    folder.claim({})
+    folder.save(3, Statistics({"table": counts, "3.x": moments}, {"3.q": moments[:1, :1]}, {"3.q": np.ones(1)}))
+    assert (tmp_path / "seen" / "group3.safetensors").stat().st_size < 0.6 * moments.nbytes
+    read = folder.statistics(3, {"table", "3.x", "3.q"})
+    np.testing.assert_equal(dict(read.reads), {"table": counts, "3.x": moments})
+    np.testing.assert_equal(dict(read.slopes), {"3.q": moments[:1, :1]})
 
 
 def compress(source, out, text, folder, what="attention", **size):

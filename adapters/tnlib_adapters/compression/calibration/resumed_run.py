@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.safetensors_file import (
     STORED_AS,
+    ComputedTensor,
     Entry,
     TensorInfo,
     is_as_written,
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
-_VERSION = "8"  # of the statistics
+_VERSION = "9"  # of the statistics
 _FIT, _MATRICES = "choice", "matrices"
 _ORIGIN = "tnlib_calibration.json"
+_UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
 # streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
 _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\.safetensors|\..*\.partial")
@@ -89,7 +92,7 @@ class CalibrationFolder:
         if self._is_temporary:
             return
         entries = [
-            Entry(f"{part}.{key}", dtype, _as_stored(values, dtype))
+            _entry(f"{part}.{key}", dtype, values)
             for part, dtype in _PARTS.items()
             for key, values in _values_of(getattr(statistics, part)).items()
         ]
@@ -98,8 +101,9 @@ class CalibrationFolder:
     def statistics(self, group: int, keys: Collection[str]) -> Statistics:
         """Return the saved statistics of a group for these keys."""
         tensors = read_header(self._of_group(group))[0]
-        names = [{key: f"{part}.{key}" for key in keys if f"{part}.{key}" in tensors} for part in _PARTS]
-        return Statistics(*({key: tensors[name].read_stored() for key, name in of_kind.items()} for of_kind in names))
+        stored = {info.name.removesuffix(_UPPER): info for info in tensors.values()}
+        parts = [{key: stored[f"{part}.{key}"] for key in keys if f"{part}.{key}" in stored} for part in _PARTS]
+        return Statistics(*({key: _read(info) for key, info in part.items()} for part in parts))
 
     def finish(self) -> None:
         """Remove the files of the run but for its statistics, when it is done."""
@@ -225,7 +229,38 @@ def _values_of(arrays: Mapping[str, Array]) -> Mapping[str, Array | TensorInfo]:
     return arrays.entries() if isinstance(arrays, StoredArrays) else arrays
 
 
-def _as_stored(values: Array | TensorInfo, dtype: str) -> Array | TensorInfo:
-    if isinstance(values, TensorInfo):
-        return values if values.dtype == dtype else _as_stored(values.read_stored(), dtype)
-    return np.ascontiguousarray(values, STORED_AS[dtype])
+@dataclass(frozen=True)
+class _UpperTriangle(ComputedTensor):
+    """Rows of a symmetric matrix from the diagonal on."""
+
+    matrix: Array | TensorInfo
+
+    def read_stored(self) -> Array:
+        """Return the entries."""
+        matrix = self.matrix.read_stored() if isinstance(self.matrix, TensorInfo) else self.matrix
+        return np.ascontiguousarray(matrix[_upper(len(matrix))], STORED_AS[self.dtype])
+
+
+def _entry(name: str, dtype: str, values: Array | TensorInfo) -> Entry:
+    """Return values to be saved; moments, which are symmetric, as their upper triangle."""
+    if len(values.shape) == 2:
+        n, name = values.shape[0], f"{name}{_UPPER}"
+        return Entry(name, dtype, _UpperTriangle(Path(), name, dtype, (n * (n + 1) // 2,), 0, 0, values))
+    array = values.read_stored() if isinstance(values, TensorInfo) else values
+    return Entry(name, dtype, np.ascontiguousarray(array, STORED_AS[dtype]))
+
+
+def _read(info: TensorInfo) -> Array:
+    """Return values that `_entry` saved."""
+    values = info.read_stored()
+    if not info.name.endswith(_UPPER):
+        return values
+    n = (math.isqrt(8 * len(values) + 1) - 1) // 2
+    matrix, upper = np.empty((n, n), values.dtype), _upper(n)
+    matrix[upper] = matrix.T[upper] = values
+    return matrix
+
+
+def _upper(n: int) -> Array:
+    mask: Array = np.tri(n, dtype=bool).T
+    return mask

@@ -312,7 +312,8 @@ def _second_moments_on_device(x: torch.Tensor) -> Any:
     if x.device.type == "cpu":
         return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
     flat = x.reshape(-1, x.shape[-1])
-    return flat.T @ flat
+    product = flat.T @ flat
+    return product.triu() + product.triu(1).mT  # symmetric to the last bit, as numpy's is
 
 
 def on_host(values: Any) -> Array:
