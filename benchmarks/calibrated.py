@@ -84,24 +84,20 @@ def svd_llm(what: str = "attention") -> Run:
     return run
 
 
-def stage(*, refit: bool) -> Run:
-    """Return a calibration that stops early: before any fit, or after that of the output weights."""
+def without_fit() -> Run:
+    """Return a calibration that stops before any fit."""
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         import torch
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, fit_factors, products_of
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-        from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, fit_blocks
         from tnlib_adapters.compression.compressed_part import count_attention
         from tnlib_adapters.compression.evaluate import evaluate_running
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
-        from tnlib_adapters.compression.text import sample_batches
-        from tnlib_adapters.factors.expansion import expand
         from tnlib_adapters.factors.projections import put_together
-        from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
@@ -110,18 +106,10 @@ def stage(*, refit: bool) -> Run:
         parts = collect_calibration(checkpoint, model, batches, functools.partial(calibrated_parts, "cpu"), request)
         found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
         options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
-        if refit:
-            with tempfile.TemporaryDirectory() as folder:
-                streams = Streams(Path(folder), sample_batches(batches, 65_536), checkpoint.sizes.d_model)
-                chosen = ChosenWeights(model.wiring, parts, options)
-                fitted = dict(fit_blocks(open_running(source), chosen, streams, fit_factors, 0))
-            projections = [expand(fitted[module], checkpoint.sizes) for module in parts]
-        else:
-            weights = [(part.load().weights, options[module]) for module, part in parts.items()]
-            products = [products_of(zip(own, own.values(), choice, strict=True)) for own, choice in weights]
-            projections = [own.expand(checkpoint.sizes) for own in products]
-        for k, own in enumerate(projections):
-            for name, values in put_together(model.wiring.layers[k].attention, own).items():
+        weights = [(part.load().weights, options[module]) for module, part in parts.items()]
+        for k, (own, choice) in enumerate(weights):
+            projections = products_of(zip(own, own.values(), choice, strict=True)).expand(checkpoint.sizes)
+            for name, values in put_together(model.wiring.layers[k].attention, projections).items():
                 model.model.get_parameter(name).data.copy_(torch.from_numpy(values))
         texts = [test.read_text(encoding="utf-8") for test in tests]
         return [evaluate_running(open_running(source), model, text).measures() for text in texts]
@@ -146,8 +134,7 @@ METHODS: dict[str, Run] = {
     "matrices": compressed("matrix", by_text=False),
     "heads": compressed("heads", by_text=False),
     "SVD-LLM": svd_llm(),
-    "calibrated, no fit": stage(refit=False),
-    "calibrated, W_O refitted": stage(refit=True),
+    "calibrated, no fit": without_fit(),
     "calibrated": compressed("calibrated", by_text=True),
     "calibrated, then tuned": fitted_then_tuned,
 }

@@ -30,7 +30,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "heads": {"color": "0.35", "marker": "o"},
     "SVD-LLM": {"color": "#56b4e9", "marker": "s"},
     "calibrated, no fit": {"color": "#7cbf6b", "marker": "o"},
-    "calibrated, W_O refitted": {"color": "#2f9443", "marker": "o"},
     "calibrated": {"color": "#00602b", "marker": "o", "linewidth": 2.8},
     "calibrated, then tuned": {"color": "black", "marker": "D", "linestyle": (0, (3, 2))},
 }

@@ -1,43 +1,35 @@
-r"""Block-wise reconstruction: truncated layers fitted to the layers they replace, first to last.
+"""Block-wise reconstruction: truncated layers fitted to the layers they replace, first to last.
 
-A layer reads x', the stream written by the truncated layers before it, and is fitted to the output of the original
-layer on the original stream x. First the last factor R of W_O = L R and its bias, by least squares in closed form:
-
-    min  sum_t | z_t R + b - o_t |^2 + ridge . |diag(E[z z]) (R - R_0)|^2,        z = y' L
-
-with y' the mixed values of the truncated heads, o the output of the original attention, and L the identity if W_O is
-not factored. Then all factors of the block, those of a truncated feed-forward layer included, by gradient descent on
-the squared difference at the output of the block. No gradient leaves the block. The factors of a layer, as truncated,
-refitted, descended or halfway, are chosen on held-out batches by the output of the whole model, later layers unchanged;
-in deep models by the stream a few layers later, so that the time grows with the number of layers and not its square.
+A layer reads the stream written by the truncated layers before it, and is fitted to the output of the original layer on
+the original stream: all factors of the block, by gradient descent on the squared difference at its output. No gradient
+leaves the block. The factors of a layer, as truncated, descended or halfway, are chosen on held-out batches by the
+output of the whole model, later layers unchanged; in deep models by the stream a few layers later, so that the time
+grows with the number of layers and not its square.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from itertools import starmap
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.projections import Products
 from tnlib_adapters.files.process_memory import release_free_memory
-from tnlib_adapters.instrument.block import Block, Weights, as_tensor, in_double_precision
+from tnlib_adapters.instrument.block import Block, Weights, as_tensor
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
-from tnlib_adapters.instrument.weight_inputs import input_of, output_of, stopping_after
 
 W = TypeVar("W")
 
-_RIDGE = 0.03
 RATE = 0.03  # learning rate, relative to the root mean square of a factor
 _WARM_UP = 10
 _EPSILON = 1e-8  # of Adam, for gradients with respect to moves
@@ -223,14 +215,13 @@ class FactorFit:
     def candidates(
         self, block: Block, streams: FitStreams, start: Products, order: Sequence[int]
     ) -> Sequence[Callable[[], Products]]:
-        """Return the factors after descent, halfway, refitted and truncated; () if nothing of the block is."""
+        """Return the factors after descent, halfway and truncated; () if nothing of the block is."""
         if not start.parts:
             return ()
-        refitted = refit_output(block, streams, start)
-        descended = descend(block, streams, refitted, order)
+        descended = descend(block, streams, start, order)
         release_free_memory()
-        halfway = partial(refitted.each, lambda a, b: (a + b) / 2, descended)
-        return (lambda: descended), halfway, (lambda: refitted), (lambda: start)
+        halfway = partial(start.each, lambda a, b: (a + b) / 2, descended)
+        return (lambda: descended), halfway, (lambda: start)
 
 
 def _blocks_to_fit(
@@ -248,49 +239,6 @@ def _blocks_to_fit(
         release_free_memory()
         yield k, order
     progress("fitting layers", n, n)
-
-
-def refit_output(block: Block, streams: FitStreams, start: Products) -> Products:
-    """Return `start` with the last factor of W_O and its bias refitted, if W_O is truncated."""
-    if "o" not in start.factors:
-        return start
-    o = block.layer.projections["o"].module
-    *first, old = start.factors["o"]
-    n = 0
-    xx = xy = sx = sy = torch.zeros((), dtype=torch.float64)
-    for x, wrote in _inputs_and_targets(block, streams, o, block.weights(start)):
-        z = in_double_precision(reduce(torch.matmul, first, x.float()))  # t [w], [w] r
-        target = in_double_precision(wrote)
-        n += z.shape[0]
-        xx, xy, sx, sy = xx + z.T @ z, xy + z.T @ target, sx + z.sum(0), sy + target.sum(0)
-    has_bias = start.output_bias is not None
-    mx, my = (sx / n, sy / n) if has_bias else (torch.zeros_like(sx), torch.zeros_like(sy))
-    xx, xy = xx / n - torch.outer(mx, mx), xy / n - torch.outer(mx, my)
-    new = in_double_precision(old)
-    if bool((torch.diag(xx) > 0).any()):  # W_V may be truncated to nothing
-        damped = xx + torch.diag(_RIDGE * torch.diag(xx).clamp(min=1e-12 * torch.diag(xx).max()))
-        new = new + torch.linalg.solve(damped, xy - xx @ new)
-    bias = (my - mx @ new).to(old) if has_bias else None
-    return replace(start, factors={**start.factors, "o": (*first, new.to(old))}, output_bias=bias)
-
-
-def _inputs_and_targets(
-    block: Block, streams: FitStreams, module: nn.Module, weights: Weights
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs of a linear module and its targets, (tokens, width) each, for every batch of the fit.
-
-    Inputs are those after truncated blocks, with these weights of the block; targets are the outputs in the original.
-    """
-    wrote: dict[str, Tensor] = {}
-    read: dict[str, Tensor] = {}
-    for b in streams.fitted:
-        with output_of(module, wrote, ""), stopping_after(module):
-            block.run(streams.original(block.k, b), streams.calls[b][block.k])
-        with input_of(module, read, ""), stopping_after(module):
-            block.run(streams.truncated(block.k, b), streams.calls[b][block.k], weights)
-        valid = streams.batches[b].valid
-        x, target = (values[""].reshape(*valid.shape, -1)[valid] for values in (read, wrote))
-        yield x, target
 
 
 def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:

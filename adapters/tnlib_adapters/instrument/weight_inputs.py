@@ -7,8 +7,8 @@ embeddings that also makes the predictions has two uses: its module name, and `W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -216,18 +216,3 @@ def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableH
         into[key] = args[0]
 
     return module.register_forward_pre_hook(hook)
-
-
-class _Reached(Exception):
-    """Raised after the last module that has to run."""
-
-
-@contextmanager
-def stopping_after(module: nn.Module) -> Iterator[None]:
-    """Leave the block as soon as a module has run; hooks on it that were registered before are called."""
-
-    def hook(_: nn.Module, __: Any, ___: Tensor) -> None:
-        raise _Reached
-
-    with module.register_forward_hook(hook), suppress(_Reached):
-        yield

@@ -157,7 +157,7 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
     batch = first_batch(before)
     with torch.no_grad():
         one, two = (m(batch)[batch.valid] if m.predicts else m(batch) for m in (before, after))
-    assert float((one - two).norm() / one.norm()) <= 2e-3  # the refit of W_O of an exact layer moves it by rounding
+    assert float((one - two).norm() / one.norm()) <= 2e-3  # one step of an exact layer moves it by rounding
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])

@@ -178,7 +178,7 @@ def test_without_a_head_predictions_do_not_count(folders: Any, text: Path, tmp_p
 
 @pytest.mark.slow
 def test_nearly_nothing_is_kept(folders: Any, text: Path, tmp_path: Path) -> None:
-    """Values that are truncated to nothing leave nothing to refit the output weights to."""
+    """Values that are truncated to nothing leave nothing to fit the output weights to."""
     for name in ("gpt_neox", "llama"):
         for keep in (0.05, 0.08, 0.11):
             out = tmp_path / f"{name}-{keep}"
