@@ -225,7 +225,7 @@ class Checkpoint:
         return None if info is None or info.size == 0 else info.read_finite()
 
     def _part_of(self, described: Description) -> Callable[[str], Array]:
-        return lambda part: self.folder.tensors[self.prefix + described.tensor_name(part)].read_finite()
+        return lambda part: self.folder.tensors[described.stored_name(part, self.wiring)].read_finite()
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:

@@ -124,7 +124,8 @@ ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors, GGUF
 
 def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
     """Return the section of config.json for modules in these formats: the most frequent, and those that differ."""
-    bits, group = _most_frequent(formats)
+    kinds = [(form.bits, form.group) for form in formats.values()]
+    bits, group = max(sorted(set(kinds)), key=kinds.count)  # the most frequent
     dynamic = {
         rf"+:^{re.escape(module)}(\.|$)": {"bits": form.bits, "group_size": form.group or -1}
         for module, form in formats.items()
@@ -166,11 +167,6 @@ def describe_compressed_tensors(formats: Mapping[str, IntegerFormat]) -> dict[st
 
 
 DESCRIBE = {GPTQ: describe_gptq, COMPRESSED_TENSORS: describe_compressed_tensors, GGUF: describe_blocks}
-
-
-def _most_frequent(formats: Mapping[str, IntegerFormat]) -> tuple[int, int]:
-    kinds = [(form.bits, form.group) for form in formats.values()]
-    return max(sorted(set(kinds)), key=kinds.count)
 
 
 @dataclass(frozen=True)

@@ -91,14 +91,10 @@ class Description:
             raise ValueError(f"{len(shape)} legs for a matrix")
         return shape
 
-    def tensor_name(self, part: str) -> str:
-        """Return the name of a part, without the prefix of the checkpoint."""
-        return f"{self.module}.{part_name(self.of, part)}" if self.of else f"{self.module}.{part}"
-
     def stored_name(self, part: str, wiring: Wiring) -> str:
         """Return the name of a part in a file; an unembedding often lacks the prefix of the checkpoint."""
         if self.of:
-            return wiring.prefix + self.tensor_name(part)
+            return f"{wiring.prefix}{self.module}.{METHOD}.{self.of}_{part}"
         return f"{wiring.matrices[self.module].module}.{part}"
 
     def read(self, get: Callable[[str], Array]) -> FactoredMatrix:
@@ -219,11 +215,6 @@ def whole_part(of: str) -> str:
 def scale_name(part: str) -> str:
     """Return the name of the scales of a part that is stored as integers."""
     return f"{part}_scale"
-
-
-def part_name(of: str, part: str) -> str:
-    """Return the name of a part of projections below its attention module."""
-    return f"{METHOD}.{of}_{part}"
 
 
 # ---------------------------------------------------------------------------------------------------------- the kinds

@@ -118,10 +118,6 @@ class IntegerFormat:
         n_full, rest = divmod(length, self.group)
         return [self.group] * n_full + [rest] * (rest > 0)
 
-    def fits(self, shape: Shape) -> bool:
-        """Return True if an array of this shape has the axes."""
-        return max(self.axes) < len(shape)
-
     def scale_shape(self, shape: Shape) -> tuple[int, ...]:
         """Return the shape of the scales, and minima, of an array of this shape."""
         of_group = 1 + self.has_minimum
@@ -177,7 +173,7 @@ class Integers:
     def __post_init__(self) -> None:
         dtype = np.uint8 if self.format.is_packed else np.int8
         shape = self.format.scale_shape(self.codes.shape)
-        if self.codes.dtype != dtype or self.scales.shape != shape or not self.format.fits(self.codes.shape):
+        if self.codes.dtype != dtype or self.scales.shape != shape or max(self.format.axes) >= self.codes.ndim:
             raise ArgumentError(
                 f"Integers: codes must be {np.dtype(dtype)} with scales of shape {shape} for {self.format}, got codes "
                 f"of {self.codes.dtype} and shape {self.codes.shape}, scales of shape {self.scales.shape}; round the "
@@ -209,21 +205,17 @@ class Integers:
 
     def values(self, dtype: Any = np.float32) -> Array:
         """Return the values of the codes, exactly."""
-        codes = self.codes.astype(dtype)
-        codes -= self.format.centre
-        scales, *minima = self.by_number(dtype)
-        codes *= scales
+        form, axis = self.format, self.format.axes[0]
+        values = self.codes.astype(dtype)
+        values -= form.centre
+        scales, *minima = np.split(self.scales.astype(dtype), 1 + form.has_minimum, axis)
+        if len(form.axes) == 1:
+            sizes = form.group_sizes(values.shape[axis])
+            scales, *minima = (np.repeat(part, sizes, axis) for part in (scales, *minima))
+        values *= scales
         for minimum in minima:
-            codes -= minimum
-        return codes
-
-    def by_number(self, dtype: Any = np.float32) -> list[Array]:
-        """Return the scale of every number, and its minimum if there are any, as arrays that broadcast to the shape."""
-        scales, axes, shape = self.scales.astype(dtype), self.format.axes, self.codes.shape
-        if len(axes) > 1:
-            return [scales]
-        sizes, parts = self.format.group_sizes(shape[axes[0]]), np.split(scales, 1 + self.format.has_minimum, axes[0])
-        return [np.repeat(part, sizes, axes[0]) for part in parts]
+            values -= minimum
+        return values
 
 
 def int8_format(part: str, shape: Shape) -> IntegerFormat:

@@ -15,7 +15,7 @@ from oracles import assert_close, normal, refused
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.factors.config_section import KEY, describe, descriptions
 from tnlib_adapters.factors.expansion import expand
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix, part_name
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack
 
 import tnlib
@@ -256,7 +256,7 @@ def write_factored(folder: Path, layers: Pieces) -> None:
                     if piece.kind == "heads" and name != "o":
                         del tensors[f"{base}.{modules[name]}.bias"]
                 for part, values in piece.arrays.items():
-                    tensors[f"{base}.{part_name(piece.of, part)}"] = values.astype(np.float32)
+                    tensors[f"{base}.tnlib.{piece.of}_{part}"] = values.astype(np.float32)
 
     change_tensors(folder, change)
     placed = [replace(one, module=LAYERS[layer]) for layer, pieces in enumerate(layers) for one in pieces]
