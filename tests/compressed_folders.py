@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,21 +158,11 @@ def tail(s: np.ndarray, rank: int) -> float:
 
 
 PAGE = "tnlib_adapters.compression.report_page.write_page"
-_STAND_INS: dict[str, Callable[..., Any]] = {
-    PAGE: lambda report, file: file.write_text("page", encoding="utf-8"),
-    "tnlib_adapters.compression.compress.measure_quality": lambda before, after: {},
-}
-
-
-def leave_out_page(patch: pytest.MonkeyPatch) -> None:
-    """Write a page without pictures, whose drawing takes most of the time of a small compression."""
-    patch.setattr(PAGE, _STAND_INS[PAGE])
 
 
 def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Write a page without pictures, and do not measure the built-in model; the other files are as usual."""
-    for name, stand_in in _STAND_INS.items():
-        patch.setattr(name, stand_in)
+    """Write a page without pictures, whose drawing takes most of the time of a small compression."""
+    patch.setattr(PAGE, lambda report, file: file.write_text("page", encoding="utf-8"))
 
 
 def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tnlib._typing import Array
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -18,11 +20,11 @@ from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.weight_stacks import embedding
 from tnlib_adapters.compression.compress import compress
 from tnlib_adapters.compression.compressed_part import attention_tensors
-from tnlib_adapters.compression.evaluate import loss_on_repeats
 from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
 from tnlib_adapters.data import builtin_path
+from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat
 from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
@@ -31,11 +33,13 @@ from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 from tnlib_adapters.inspection.findings import Finding, findings
 from tnlib_adapters.inspection.inspect import inspect
+from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STORE = "int4"
+_SEQUENCES = 200  # on which the loss is measured
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class SizeAndLoss:
     bits: float
     multiplications: int
     loss: float
+
+
+def loss_on_repeats(checkpoint: Checkpoint) -> float:
+    """Return the loss in nats on the predictable part of held-out sequences."""
+    tokens, repeated = repeated_segments(_SEQUENCES, rng=np.random.default_rng(2_000_000))
+    return loss(checkpoint, tokens, repeated)
 
 
 def original(checkpoint: Checkpoint) -> SizeAndLoss:

@@ -18,7 +18,7 @@ from tnlib_adapters.compression.compressed_part import (
     stored_bytes,
 )
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
-from tnlib_adapters.compression.evaluate import measure_on_text, measure_quality, text_measures
+from tnlib_adapters.compression.evaluate import measure_on_text, text_measures
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.gguf_file import to_gguf
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
@@ -151,7 +151,6 @@ def _report(
     """
     before, folder, what, budget = source.checkpoint, source.checkpoint.folder, request.what, request.budget
     progress, held_out, with_text = request.run.progress, [] if text is None else text.held_out, request.with_text
-    quality = measure_quality(before, after)
     compressed, int8 = measure_on_text(source, after, what, held_out, progress) if held_out else (None, None)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
@@ -173,7 +172,7 @@ def _report(
         layers=layers,
         heads=heads,
         left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
-        quality=quality | (text_measures(compressed, plan.forecast) if compressed else {}),
+        quality=text_measures(compressed, plan.forecast) if compressed else {},
         max_error=budget.max_error,
         bits=budget.bits,
         flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),

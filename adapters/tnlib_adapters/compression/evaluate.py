@@ -1,4 +1,4 @@
-"""Evaluation of a model: outputs of two checkpoints on a text, and the task of a built-in model."""
+"""Evaluation of a model: outputs of two checkpoints on a text."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
-from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.factors.rounding import round_slices
-from tnlib_adapters.reference.model import loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Group
 
-SEQUENCES = 200  # on which the built-in model is measured
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
 _RUNS = 3  # that are timed
 
@@ -243,20 +240,6 @@ def _losses(before: Tensor, after: Tensor, next_ids: Tensor) -> Tensor:
     logs = [in_double_precision(logits[:, : next_ids.shape[1]].log_softmax(-1)) for logits in (before, after)]
     losses = [-log.gather(-1, next_ids[..., None].to(log.device))[..., 0] for log in logs]
     return torch.stack([*losses, (logs[0].exp() * (logs[0] - logs[1])).sum(-1)]).cpu()
-
-
-def loss_on_repeats(checkpoint: Checkpoint) -> float:
-    """Return the loss in nats on the predictable part of held-out sequences."""
-    tokens, repeated = repeated_segments(SEQUENCES, rng=np.random.default_rng(2_000_000))
-    return loss(checkpoint, tokens, repeated)
-
-
-def measure_quality(before: Checkpoint, after: Checkpoint) -> dict[str, float]:
-    """Return the loss of both checkpoints of the built-in attention-only model; {} for others."""
-    if before.wiring.model_type != "tnlib_attention_only":
-        return {}
-    name = "loss on repeated segments (nats)"
-    return {f"{name}, before": loss_on_repeats(before), f"{name}, after": loss_on_repeats(after)}
 
 
 def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:

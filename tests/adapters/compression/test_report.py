@@ -139,17 +139,6 @@ def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder
     assert report.peak_memory > 10**7
 
 
-# ---------------------------------------------------------------------------------------------- the model as a whole
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_models_whose_text_is_not_at_hand_have_no_such_measure(saved: Any, tmp_path: Path) -> None:
-    from tnlib_adapters.compression.evaluate import measure_quality
-
-    checkpoint = open_checkpoint(saved("bert")[1])
-    assert measure_quality(checkpoint, checkpoint) == {}
-
-
 # ------------------------------------------------------------------------------------------------------------- page
 
 
