@@ -93,7 +93,7 @@ def without_fit() -> Run:
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.compressed_part import count_attention
-        from tnlib_adapters.compression.evaluate import evaluate_running
+        from tnlib_adapters.compression.evaluate import Reference
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
@@ -112,7 +112,7 @@ def without_fit() -> Run:
             for name, values in put_together(model.wiring.layers[k].attention, projections).items():
                 model.model.get_parameter(name).data.copy_(torch.from_numpy(values))
         texts = [test.read_text(encoding="utf-8") for test in tests]
-        return [evaluate_running(open_running(source), model, text).measures() for text in texts]
+        return [Reference(open_running(source), text).compare(model).measures() for text in texts]
 
     return run
 

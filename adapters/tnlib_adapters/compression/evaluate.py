@@ -145,7 +145,7 @@ def evaluate(
         )
     before_running, after_running = (open_running(checkpoint, placement=placement) for checkpoint in checkpoints)
     sequences = before_running.sequences(documents)
-    evaluation = evaluate_running(before_running, after_running, sequences, progress)
+    evaluation = Reference(before_running, sequences).compare(after_running, progress)
     speeds = tokens_per_second((before_running, after_running), before_running.batches(sequences))
     return replace(evaluation, tokens_per_second=speeds)
 
@@ -171,13 +171,6 @@ def tokens_per_second(
                 if run > 0:  # the first one allocates memory
                     seconds[k] = min(seconds[k], time.perf_counter() - started)
     return batch.n_tokens / seconds[0], batch.n_tokens / seconds[1]
-
-
-def evaluate_running(
-    before: RunningModel, after: RunningModel, text: str | TokenSequences, progress: Progress = quiet
-) -> Evaluation:
-    """Compare two running models on a text."""
-    return Reference(before, text).compare(after, progress)
 
 
 class Reference:

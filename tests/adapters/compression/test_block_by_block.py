@@ -22,7 +22,6 @@ from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
-    evaluate_running,
     round_weights,
 )
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
@@ -233,7 +232,7 @@ def test_logits_are_compared_in_slices(n_logits: int, llama: Path, monkeypatch: 
     before = open_running(llama)
     after = before.changed(lambda k, values: {n: 0.5 * v if k >= 0 else v for n, v in values.items()})
     wanted = evaluated_by_batches(before, after).measures()
-    found = evaluate_running(before, after, TEXT)
+    found = Reference(before, TEXT).compare(after)
     assert found.error > 1e-4
     assert found.measures() == pytest.approx(wanted, rel=1e-4)  # logits are in single precision
 

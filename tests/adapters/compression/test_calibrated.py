@@ -28,7 +28,7 @@ from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa
     with_bias_row,
 )
 from tnlib_adapters.compression.compressed_part import widest_component  # noqa: E402
-from tnlib_adapters.compression.evaluate import evaluate, evaluate_running  # noqa: E402
+from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
 from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
@@ -213,7 +213,7 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
         install(fitted, k, one.each(as_array).expand(checkpoint.sizes))
     for k, one in enumerate(layers):
         install(truncated, k, at_options(one, ranks).expand(checkpoint.sizes))
-    one, two = (evaluate_running(before, other, texts).measures() for other in (truncated, fitted))
+    one, two = (Reference(before, texts).compare(other).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
     else:
@@ -364,7 +364,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(folders, name, pr
         less = (weight - turn * (components.left * signs) @ components.right,)
         changed = Products({**whole.factors, projection: less}, whole.biased, whole.output_bias)
         install(after, k, changed.expand(checkpoint.sizes))
-        found = evaluate_running(before, after, text)
+        found = Reference(before, text).compare(after)
         errors = [found.divergence] if found.cosine is None else 1 - found.cosine.astype(np.float64)
         measured += float(np.mean(errors)) / 4
     predicted = components.losses.sum() * turn**2 / 2

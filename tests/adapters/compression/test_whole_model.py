@@ -106,7 +106,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
     names = names_of(checkpoint, "all")
     request, parts_of = Request.of(Budget(keep=0.5), calibration="text.txt"), partial(calibrated_parts, "cpu")
     parts = collect_calibration(checkpoint, before, before.batches(text), parts_of, request)
-    from tnlib_adapters.compression.evaluate import evaluate_running
+    from tnlib_adapters.compression.evaluate import Reference
 
     for chosen in (names[1], names[-1]):
         one = parts[chosen].load().weights[""]
@@ -116,7 +116,7 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
         change = before.wiring.matrices[chosen].on_rows(turn * (left * signs) @ right)
         with torch.no_grad():
             module.weight -= torch.from_numpy(np.ascontiguousarray(change)).float()
-        measured = evaluate_running(before, after, text).error
+        measured = Reference(before, text).compare(after).error
         with torch.no_grad():
             module.weight += torch.from_numpy(np.ascontiguousarray(change)).float()
         predicted = float(one.components.losses.sum()) * turn**2 / 2
