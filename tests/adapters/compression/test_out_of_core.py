@@ -7,7 +7,7 @@ import signal
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,6 +93,25 @@ def test_the_folder_does_not_depend_on_the_memory(
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("in memory", "in files"))
     assert first == second
     assert {path.name for path in tmp_path.iterdir()} == {"in memory", "in files"}
+
+
+@dataclass
+class Part:
+    arrays: list[np.ndarray]
+    curves: tuple[()] = ()
+    fixed: int = 0
+
+
+def test_all_arrays_of_a_part_are_in_its_file_and_keep_their_order(tmp_path: Path) -> None:
+    a = np.random.default_rng(0).standard_normal((60, 80))
+    part = Part([a, a.T, a[:, ::2], a[:0], a.astype(np.float32)])
+    lazy = LazyPart(cast(Any, part), in_files(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size > sum(own.nbytes for own in part.arrays)
+    for own, read in zip(part.arrays, lazy.load().arrays, strict=True):
+        np.testing.assert_array_equal(own, read, strict=True)
+        assert read.flags.f_contiguous == (own.flags.f_contiguous or own.size == 0)
+        assert read.base is not own.base
 
 
 def peak_of(folder: Path, workspace: Workspace) -> int:
