@@ -162,14 +162,11 @@ class Report:
         """Return the report as JSON text."""
         return json.dumps(asdict(self), indent=1)
 
-    def write(self, file: Path) -> None:
-        """Write the JSON text to a file."""
-        file.write_text(self.to_json() + "\n", encoding="utf-8")
-
 
 def summarise(report: Report) -> list[Line]:
     """Return sizes of the compressed part, errors, and cost of the compression."""
-    return [*_sizes(report), *_text(report), *_errors(report), *_cost(report)]
+    cost = [("time", "", f"{report.seconds:.1f} s"), ("peak memory", "", f"{report.peak_memory / 1e6:.0f} MB")]
+    return [*_sizes(report), *_text(report), *_errors(report), *cost]
 
 
 def size_text(report: Report) -> str:
@@ -289,10 +286,6 @@ def _errors(report: Report) -> list[Line]:
         elif key == before:
             lines.append((key.replace(", before", ""), f"{value:.3f}", f"{quality[after]:.3f}"))
     return lines
-
-
-def _cost(report: Report) -> list[Line]:
-    return [("time", "", f"{report.seconds:.1f} s"), ("peak memory", "", f"{report.peak_memory / 1e6:.0f} MB")]
 
 
 def _mb(n_bytes: int) -> str:

@@ -24,7 +24,7 @@ _PREDICTED, _MEASURED = "#3b6ea5", "#c8553d"  # colours of errors
 def write_report(report: Report, out: Path) -> None:
     """Write tnlib_report.json, tnlib_report.html and a note in README.md into the folder `out`."""
     _write_note(out, report)
-    report.write(out / REPORT)
+    (out / REPORT).write_text(report.to_json() + "\n", encoding="utf-8")
     write_page(report, out / PAGE)
 
 

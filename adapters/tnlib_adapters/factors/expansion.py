@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import matmul
 from typing import Any
 
@@ -79,14 +79,10 @@ def _own_bias(matrix: FactoredMatrix) -> dict[str, Array]:
     return {matrix.of: matrix.arrays["bias"]} if "bias" in matrix.arrays else {}
 
 
-def _tucker(matrix: FactoredMatrix, _: Sizes) -> Projections:
+def _stacked(make: Callable[..., Any], first: str, matrix: FactoredMatrix, _: Sizes) -> Projections:
+    """Return the projections of a stack in a format of tnlib, made from one part and the factors of all legs."""
     factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
-    return unstack(Tucker(matrix.arrays["core"], tuple(factors)).full())
-
-
-def _cp(matrix: FactoredMatrix, _: Sizes) -> Projections:
-    factors = [matrix.arrays[f"factor{k}"] for k in range(len(matrix.arrays) - 1)]
-    return unstack(CP(matrix.arrays["weights"], tuple(factors)).full())
+    return unstack(make(matrix.arrays[first], tuple(factors)).full())
 
 
 def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
@@ -150,8 +146,8 @@ EXPAND: Mapping[str, Callable[[FactoredMatrix, Sizes], Projections]] = {
     "ttm": _ttm,
     "heads": _heads,
     "interpolative": _interpolative,
-    "tucker": _tucker,
-    "cp": _cp,
+    "tucker": partial(_stacked, Tucker, "core"),
+    "cp": partial(_stacked, CP, "weights"),
     "stack": lambda matrix, _: unstack(matrix.arrays["stack"]),
 }
 
