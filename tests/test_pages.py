@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tnlib_adapters
 from command_line import run_command
-from compressed_folders import leave_out_page
+from compressed_folders import leave_out_pictures
 from html_pages import differ
 from tnlib_adapters import interop
 
@@ -54,7 +54,7 @@ SLOW = (
 def test_the_page_on_compression_shows_the_table_that_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_out_page(monkeypatch)
+    leave_out_pictures(monkeypatch)
     result = run_command("compress", "builtin-llama", tmp_path / "out", "--keep", "0.5", columns=100)
     printed = [line.rstrip() for line in result.stdout.splitlines()]
     table = printed[: next(k for k, line in enumerate(printed) if line.startswith("all weights on disk")) + 1]

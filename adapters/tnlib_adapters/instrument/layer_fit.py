@@ -3,8 +3,7 @@
 A layer reads the stream written by the truncated layers before it, and is fitted to the output of the original layer on
 the original stream: all factors of the block, by gradient descent on the squared difference at its output. No gradient
 leaves the block. The factors of a layer, as truncated, descended or halfway, are chosen on held-out batches by the
-output of the whole model, later layers unchanged; in deep models by the stream a few layers later, so that the time
-grows with the number of layers and not its square.
+stream a few layers later, so that the time grows with the number of layers and not its square.
 """
 
 from __future__ import annotations
@@ -49,18 +48,17 @@ class FitStreams:
     ) -> None:
         self.streams, self.batches = streams, streams.batches
         self.held_out, self.fitted = split_batches(len(self.batches))
-        self._original = self._truncated = OuterLayers(model)
-        self.calls = forward(self._original, streams)
-        if tables:
-            self._truncated = OuterLayers(model.changed(lambda _, values: values | tables_in(model, tables, values)))
-        if not first:
-            with torch.no_grad():
-                for b, batch in enumerate(self.batches):
-                    streams.write("truncated-0", b, self._truncated.enter(batch)[0])
-            streams.finish("truncated-0")
-            self._truncated.model.drop()
-        if model.wiring.tied_key is None:  # after the blocks the truncated model computes as the original does
-            self._truncated = self._original
+        self._model = model
+        self.calls = forward(OuterLayers(model), streams)
+        if first:
+            return
+        changed = model.changed(lambda _, values: values | tables_in(model, tables, values)) if tables else model
+        truncated = OuterLayers(changed)
+        with torch.no_grad():
+            for b, batch in enumerate(self.batches):
+                streams.write("truncated-0", b, truncated.enter(batch)[0])
+        streams.finish("truncated-0")
+        changed.drop()
 
     def original(self, k: int, b: int) -> Tensor:
         """Return the input of the k-th original block; that of one more is the output of the last."""
@@ -78,43 +76,27 @@ class FitStreams:
         self.streams.finish(f"truncated-{block.k + 1}")
 
     def errors(self, block: Block, candidates: Iterable[Weights]) -> list[float]:
-        """Return the error of the model's output with each of these weights of a block, later blocks unchanged.
+        """Return the squared difference from the original stream a few blocks after one with each of these weights.
 
-        One candidate is in memory at a time if they are made as they are taken.
-
-        It is 1 - cosine, or the Kullback-Leibler divergence, summed over held-out batches. If many blocks follow, it is
-        the squared difference of the stream after some of them.
+        It is summed over held-out batches; the blocks in between are the original ones. One candidate is in memory at a
+        time if they are made as they are taken.
         """
         k, outs = block.k, list[list[Tensor]]()  # by candidate and batch
-        end = min(k + 1 + LATER, len(self._original.model.layers))
+        end = min(k + 1 + LATER, len(self._model.layers))
         with torch.no_grad():
             for weights in candidates:
                 outs.append([block.run(self.truncated(k, b), self.calls[b][k], weights) for b in self.held_out])
             for later in range(k + 1, end):
                 for out in outs:
                     out[:] = [
-                        run_block(self._original.model, later, x, self.calls[b][later])
+                        run_block(self._model, later, x, self.calls[b][later])
                         for b, x in zip(self.held_out, out, strict=True)
                     ]
-            self._original.model.drop()  # the tables of the output are large
-            errors = [self._errors(end, b, [out[at] for out in outs]) for at, b in enumerate(self.held_out)]
-        return [sum(of_candidate) for of_candidate in zip(*errors, strict=True)]
+        return [sum(map(partial(self._difference, end), self.held_out, out)) for out in outs]
 
-    def _errors(self, k: int, b: int, streams: Sequence[Tensor]) -> list[float]:
-        """Return the errors of streams of a batch before the k-th block, or of the outputs if there is none."""
-        original = self.original(k, b)
-        if k < len(self._original.model.layers):
-            return [float((x.float() - original)[self.batches[b].valid].square().sum()) for x in streams]
-        predicts, before = self._original.model.predicts, self._output(self._original, original, b)
-        return [distance(before, self._output(self._truncated, x, b), predicts=predicts) for x in streams]
-
-    def _output(self, outer: OuterLayers, x: Tensor, b: int) -> Tensor:
-        """Return the embeddings of a batch, or its log-probabilities, for the output of the last block."""
-        out = outer.leave(x, self.batches[b])
-        if not outer.model.predicts:
-            return out
-        out = out[self.batches[b].valid]  # under the same name: logits of a large vocabulary are in memory once
-        return out.log_softmax(-1)
+    def _difference(self, k: int, b: int, x: Tensor) -> float:
+        """Return the squared difference of a stream before the k-th block from the original one."""
+        return float((x.float() - self.original(k, b))[self.batches[b].valid].square().sum())
 
 
 def split_batches(n_batches: int) -> tuple[range, range]:
