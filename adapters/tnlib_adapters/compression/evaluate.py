@@ -20,7 +20,8 @@ from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
-from tnlib_adapters.factors.rounding import round_slices
+from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.factors.rounding import round_to_nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,8 +258,8 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
         for name in values.keys() & output_axes.keys():
-            codes, scales = round_slices(changed[name].numpy(), output_axes[name])
-            changed[name] = torch.from_numpy(codes * scales)
+            rounded = round_to_nearest(changed[name].numpy(), IntegerFormat(8, 1 - output_axes[name]))
+            changed[name] = torch.from_numpy(rounded.values())
         return changed
 
     return model.changed(in_int8)

@@ -51,19 +51,6 @@ def round_to_nearest(a: Array, format: IntegerFormat, *, search: bool = True) ->
     return Integers(np.moveaxis(codes, -1, axis), np.moveaxis(scales, -1, axis), format)
 
 
-def round_slices(a: Array, leg: int) -> tuple[Array, Array]:
-    """Return int8 and a float32 scale per slice along an axis; their product approximates the real array `a`.
-
-    Integers are from -127 to 127, symmetric, so that 0 is exact; scales have length 1 along all other axes.
-
-    >>> q, scale = round_slices(np.array([[1.0, 20.0], [-0.5, 5.0]]), 1)
-    >>> q.tolist(), scale.shape
-    ([[127, 127], [-64, 32]], (1, 2))
-    """
-    others = tuple(k for k in range(a.ndim) if k != leg % a.ndim)
-    return _symmetric(a, others, IntegerFormat(8, 0))
-
-
 def _round_with_stored_scales(rows: Array, format: IntegerFormat, factors: Array) -> Integers:
     """Return an array whose last axis is that of the format in the codes nearest to it for the stored scales."""
     (axis,), top, n_groups = format.axes, format.code_range[1], rows.shape[-1] // format.group
