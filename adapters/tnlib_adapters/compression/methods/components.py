@@ -148,7 +148,7 @@ def components_on_device(weight: Array, reads: Array, slopes: Array, device: str
     Those of a large weight are computed in single precision on a device of torch.
     """
     total = rounding_loss(weight, reads, slopes)
-    if is_large(weight.shape) and weight.dtype != np.float64 and reads.ndim > 1:
+    if weight.size >= _LARGE_WEIGHT and weight.dtype != np.float64 and reads.ndim > 1:
         import torch
 
         return components_in_single_precision(weight, reads, slopes, torch.device(device)).scaled(total)
@@ -228,11 +228,6 @@ def moments_of_rows(weight: Array, counts: Array | None = None) -> Array:
         rows = weight[used[k : k + _ROWS]].astype(np.float64)
         moments += rows.T @ multiply_rows(counts[used[k : k + _ROWS]], rows)
     return moments
-
-
-def is_large(shape: Sequence[int]) -> bool:
-    """Test if a weight is decomposed in single precision."""
-    return math.prod(shape) >= _LARGE_WEIGHT
 
 
 def is_large_table(shape: Sequence[int]) -> bool:

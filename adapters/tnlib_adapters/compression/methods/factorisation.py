@@ -261,13 +261,10 @@ class Factorisation:
         matrices.order(self.parts)
         numbers = {module: numbers[module] for module in self.parts}
         forecast = self.forecast(lost_by(self._curves, choice))
-        return Plan(self.method, matrices, self.n_before, numbers, forecast, self._flops(choice), vectors)
-
-    def _flops(self, choice: Sequence[int]) -> tuple[int, int] | None:
-        """Return the multiplications per token before and after."""
-        if self.in_bits or any(curve.second_costs is None for curve in self._curves):
-            return None
-        return self._second_costs([-1] * len(choice)), self._second_costs(choice)
+        flops = None
+        if not self.in_bits and all(curve.second_costs is not None for curve in self._curves):
+            flops = self._second_costs([-1] * len(choice)), self._second_costs(choice)
+        return Plan(self.method, matrices, self.n_before, numbers, forecast, flops, vectors)
 
     def _chosen(
         self, options: Mapping[str, Sequence[int]], progress: Progress

@@ -128,7 +128,8 @@ class StoredArrays(Mapping[str, Array]):
         """Store arrays, in memory if the workspace admits all of them or has no folder."""
         self._stored |= arrays
         if not self._workspace.admits(self, sum(a.nbytes for a in arrays.values())):
-            self._stored |= self._workspace.write(self, named_entries(arrays)) or {}
+            entries = [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
+            self._stored |= self._workspace.write(self, entries) or {}
 
     def __getitem__(self, name: str) -> Array:
         stored = self._stored[name]
@@ -143,11 +144,6 @@ class StoredArrays(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._stored)
-
-
-def named_entries(arrays: Mapping[str, Array]) -> list[Entry]:
-    """Return the tensors of arrays by name."""
-    return [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
 
 
 def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
