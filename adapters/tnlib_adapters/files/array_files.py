@@ -50,9 +50,7 @@ def open_array(function: str, name: str | os.PathLike[str]) -> Iterator[Any]:
     else:
         is_model = (path / "config.json").exists()
         advice = "tnlib inspect reads models, and tnlib_report.html has their sizes" if is_model else "convert it first"
-        raise ArgumentError(
-            f"{function}: the array must be in X.npy, X.zarr or X.h5:/path, got {path.name}; {advice}."
-        )
+        raise ArgumentError(f"{function}: the array must be in X.npy, X.zarr or X.h5:/path, got {path.name}; {advice}.")
 
 
 def _open_npy(function: str, path: Path) -> Any:

@@ -113,14 +113,6 @@ def order_of_steps(batches: Sequence[int], n_steps: int, generator: torch.Genera
     return order[:n_steps]
 
 
-def distance(before: Tensor, after: Tensor, *, predicts: bool) -> float:
-    """Return the divergence of log-probabilities, or 1 - cosine of embeddings, summed; `after` is overwritten."""
-    if predicts:
-        difference = after.neg_().add_(before)  # in place: as large as all logits of a batch
-        return float(difference.mul_(before.exp()).sum())
-    return float((1 - (before * after).sum(-1)).sum())
-
-
 def tables_in(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
     """Return the tables (in, out), by module, that are among the weights of a group, by their names in the model."""
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}

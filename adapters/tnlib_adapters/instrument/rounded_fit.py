@@ -9,8 +9,8 @@ where the code is not clipped, and with respect to s with the code fixed up to t
 Learned step size quantization, ICLR 2020). Gradient descent on the squared difference at the output of a block moves
 both, and the biases of the attention, first block to last; no gradient leaves the block. W starts between the rounded
 value and the nearest point of its cell to the original, so that codes near a boundary can change. Parts of a weight are
-rounded one by one. The weights of a block, as rounded or as fitted, are chosen on held-out batches by the output of the
-whole model.
+rounded one by one. The weights of a block, as rounded or as fitted, are chosen on held-out batches by the stream six
+blocks later.
 """
 
 from __future__ import annotations
