@@ -133,7 +133,7 @@ def _dask_client(address: str) -> Iterator[Any]:
         import dask
         import distributed
     except ModuleNotFoundError:
-        message = "compress: cluster needs dask, found no distributed; pip install 'tnlib[cluster]'."
+        message = "compress: cluster needs dask, found no distributed; pip install '.[cluster]' in a checkout of tnlib."
         raise ModuleNotFoundError(message, name="distributed") from None
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}), ExitStack() as stack:
         try:

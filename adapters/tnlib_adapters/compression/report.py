@@ -193,7 +193,7 @@ def part_sizes(report: Report) -> str:
     sizes = f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits:.2f} bits per parameter"
     if report.average_bits is None or report.layout not in ENGINES or bits < report.average_bits + 0.005:
         return sizes
-    return f"{sizes}: {report.average_bits:.2f}, and indices and zero points of the layout"
+    return f"{sizes}, of which {bits - report.average_bits:.2f} are indices and zero points of the layout"
 
 
 def verdict(report: Report) -> str | None:
@@ -300,6 +300,11 @@ def show_report(report: Report, out: Path) -> None:
         bits = f"{8 * report.plain_bytes / report.n_before:.2f} bits"
         click.echo(f"  {INT8}: {report.plain_bytes / 1e6:.2f} MB, {bits}; {report.plain_measured:.2g}")
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
+        if report.max_error is not None and report.measured is not None and report.measured > report.max_error:
+            click.echo(
+                f"The measured error exceeds --max-error {report.max_error:g}, which bounds the predicted one: lower "
+                "it, or calibrate on more text."
+            )
         click.echo()
     after = "in factors" if report.layout == "dense" else "after"
     counts = ("bits of q k v o", report.rounded_bytes_label) if report.is_rounded else ("parameters before", after)

@@ -37,7 +37,7 @@ def _write_note(out: Path, report: Report) -> None:
     head, body = split_card(file.read_bytes() if file.exists() else b"")
     original = " The model card below is that of the original." if body.strip() else ""
     extra = "tnlib[torch]" if "transformers_plugin" in report.load else "tnlib"
-    requirement = f"with `pip install '{extra}'`" if "tnlib_adapters" in report.load else "without tnlib"
+    requirement = f"with `{extra}` installed" if "tnlib_adapters" in report.load else "without tnlib"
     note = (
         f"{NOTE}, with {size_text(report)}: see `{PAGE}`.{original}\n"
         f"> It loads {requirement}, from the path `folder`:\n"

@@ -161,6 +161,16 @@ def test_errors_of_operators_are_explained_beside_an_error_of_the_output(
     assert explained == [False, True]
 
 
+@pytest.mark.parametrize(("measured", "is_missed"), [(0.1, True), (0.05, False)])
+def test_a_measured_error_above_max_error_is_stated(
+    measured: float, is_missed: bool, folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
+    changes = {"measure": "1 - cosine", "measured": measured, "plain_measured": 0.01, "max_error": 0.05}
+    show_report(dataclasses.replace(report, **changes), tmp_path / "out")
+    assert ("exceeds --max-error 0.05" in capsys.readouterr().out) == is_missed
+
+
 @pytest.mark.parametrize("arguments", ["", ", gguf_file='model.gguf'"])
 def test_the_code_that_loads_a_folder_names_it(
     arguments: str, folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -179,7 +189,7 @@ def test_conclusions(folders: Any, tmp_path: Path) -> None:
     half = {"layout": "gptq", "bytes_after": {"attention": report.n_before // 2, "other": 0}}  # 4 bits per parameter
     exact, rest = (part_sizes(dataclasses.replace(report, **half, average_bits=bits)) for bits in (4.0, 3.5))
     assert exact.endswith("4.00 bits per parameter")
-    assert rest == f"{exact}: 3.50, and indices and zero points of the layout"
+    assert rest == f"{exact}, of which 0.50 are indices and zero points of the layout"
 
     def of(n_bytes: int, measured: float, *, is_rounded: bool = False) -> str:
         rounded = [RoundedReport("m", "q", 4, None, 0, 9)] if is_rounded else []
