@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,17 @@ def by_options(**options: Any) -> dict[str, Any]:
 def limit_cache(patch: pytest.MonkeyPatch, n_bytes: int) -> None:
     """Keep factors of at most `n_bytes` bytes in memory, and the others in files."""
     patch.setattr("tnlib_adapters.compression.compress.limits_of", lambda _checkpoint, _request: Limits(cache=n_bytes))
+
+
+def scheme_of(section: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """Bits and group of a layer by the section of config.json, as engines read it; 0 for a whole column."""
+    if section["quant_method"] == "gptq":  # the first rule that matches
+        rules = section.get("dynamic", {}).items()
+        own = next((own for rule, own in rules if re.match(rule.removeprefix("+:"), name)), section)
+        return own["bits"], max(own["group_size"], 0)
+    (own,) = (
+        group["weights"]
+        for group in section["config_groups"].values()
+        if any(re.match(target.removeprefix("re:"), name) for target in group["targets"])
+    )
+    return own["num_bits"], own["group_size"] or 0

@@ -24,6 +24,13 @@ class Curve:
     # Costs of another kind: stored numbers where costs are bits, multiplications per token where costs are numbers.
     # Options that have less of them than all cheaper ones may have any error.
     second_costs: Array | None = None
+    fused: str = ""  # name of a fused layer, whose blocks take the same option; "" for a block of its own
+
+    def __add__(self, other: Curve) -> Curve:
+        seconds = None
+        if self.second_costs is not None and other.second_costs is not None:
+            seconds = self.second_costs + other.second_costs
+        return Curve(self.costs + other.costs, self.errors + other.errors, seconds, self.fused)
 
 
 def allocate(curves: Sequence[Curve], budget: int, least: int = 0) -> list[int] | None:

@@ -39,6 +39,9 @@ class EngineLayout:
         Bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take.
     holds_tables
         True if embedding and unembedding are integers too.
+    fuses
+        True if the engine joins queries, keys and values, and gate and up: weights of one input need one width and
+        group.
     """
 
     bits: tuple[int, ...]
@@ -47,6 +50,7 @@ class EngineLayout:
     of_encoders: str
     super_bits: Mapping[int, float] = field(default_factory=dict)
     holds_tables: bool = False
+    fuses: bool = True
 
     @property
     def fewest_bits(self) -> float:
@@ -73,7 +77,7 @@ ENGINES: Mapping[str, EngineLayout] = {
     ),
     "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), "gptq", "compressed-tensors"),
     # written as blocks in safetensors, measured, and converted
-    GGUF: EngineLayout((4, 5, 8), (32,), GGUF, "", super_bits=K_QUANTS, holds_tables=True),
+    GGUF: EngineLayout((4, 5, 8), (32,), GGUF, "", super_bits=K_QUANTS, holds_tables=True, fuses=False),
 }
 
 

@@ -123,14 +123,21 @@ ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors, GGUF
 
 
 def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
-    """Return the section of config.json for modules in these formats: the most frequent, and those that differ."""
+    """Return the section of config.json for modules in these formats: the most frequent, and rules for the others.
+
+    The first rule that matches counts. Those of single modules come first, then those of all modules in a parent, in
+    the format of its first one: the fused layers of vLLM and SGLang have no other name in the file.
+    """
     kinds = [(form.bits, form.group) for form in formats.values()]
     bits, group = max(sorted(set(kinds)), key=kinds.count)  # the most frequent
-    dynamic = {
-        rf"+:^{re.escape(module)}(\.|$)": {"bits": form.bits, "group_size": form.group or -1}
-        for module, form in formats.items()
-        if (form.bits, form.group) != (bits, group)
-    }
+    of_parents, rules = dict[str, IntegerFormat](), dict[str, IntegerFormat]()
+    for module, form in formats.items():
+        parent = module.rpartition(".")[0]
+        if form != of_parents.setdefault(parent, form):
+            rules[re.escape(module)] = form
+    for parent in sorted(of_parents, key=len, reverse=True):  # those inside of others first
+        rules[rf"{re.escape(parent)}\.[^.]+"] = of_parents[parent]
+    dynamic = {rf"+:^{name}(\.|$)": {"bits": form.bits, "group_size": form.group or -1} for name, form in rules.items()}
     section = {
         "quant_method": GPTQ,
         "checkpoint_format": "gptq",
@@ -141,7 +148,7 @@ def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
         "lm_head": False,
         "pack_dtype": "int32",
     }
-    return section | ({"dynamic": dynamic} if dynamic else {})
+    return section | ({"dynamic": dynamic} if len({*rules.values()}) > 1 else {})
 
 
 def describe_compressed_tensors(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import refused
+from tnlib_adapters import Budget
 from tnlib_adapters.compression.allocate import Curve, allocate, allocate_with_two_budgets, frontier, smallest
+from tnlib_adapters.compression.methods.factorisation import Factorisation
+
+from tnlib import ArgumentError
 
 
 def cost(curves: Sequence[Curve], choice: Sequence[int]) -> int:
@@ -240,3 +247,43 @@ def test_an_option_that_costs_all_that_is_left_is_bought() -> None:
     assert allocate([curve], 2) == [1]
     assert allocate([curve], 3) == [1]
     assert allocate([curve, curve], 6) == [2, 1]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    curves: Sequence[Curve]
+    fixed: int = 0
+    matrices: Any = None
+
+
+gains = st.lists(st.integers(0, 12), min_size=3, max_size=3)
+blocks = st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 5), gains)
+
+
+@given(st.lists(st.lists(blocks, max_size=3), max_size=3), st.integers(1, 150))
+def test_blocks_of_a_fused_layer_take_one_option(drawn: list[list[tuple[str, int, list[int]]]], budget: int) -> None:
+    parts = {
+        f"{k}": Blocks(
+            [
+                Curve(size * np.array([2, 3, 4, 8]), (10.0 * size - np.cumsum([0, *own])), fused=name)
+                for name, size, own in part
+            ]
+        )
+        for k, part in enumerate(drawn)
+    }
+    every = [curve for part in parts.values() for curve in part.curves]
+    whole = Factorisation("quantized", parts, 1024, in_bits=True)
+    fewest = cost(every, [0] * len(every))
+    if fewest > budget:
+        with refused(ArgumentError, "bits"):
+            whole.select(Budget(bits=budget / 1024))
+        return
+    options = [k for of_part in whole.by_part(whole.select(Budget(bits=budget / 1024))) for k in of_part]
+    layers = [[(c, k) for c, k in zip(every, options, strict=True) if c.fused == name] for name in ("a", "b")]
+    layers += [[(c, k)] for c, k in zip(every, options, strict=True) if not c.fused]
+    assert all(len({k for _, k in layer}) <= 1 for layer in layers)
+    assert cost(every, options) <= budget
+    for layer in filter(None, layers):
+        k = layer[0][1]
+        more = 0 if k == 3 else sum(int(c.costs[k + 1] - c.costs[k]) for c, _ in layer)
+        assert k == 3 or more > budget - cost(every, options)

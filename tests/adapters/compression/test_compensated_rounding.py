@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import unchanged
 from tnlib_adapters.compression.methods import compensated_rounding
@@ -303,6 +305,34 @@ def test_no_option_undercuts_another(fewer_numbers: bool) -> None:
         assert not (a.cost <= b.cost and a.loss <= b.loss and (a.numbers <= b.numbers or not fewer_numbers))
     is_fewer = [option.numbers < weight.size and option.form.bits > 3 for option in options]
     assert any(is_fewer) == fewer_numbers
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.floats(0.01, 100)), min_size=1, max_size=3), st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_weights_of_a_fused_layer_have_the_same_options(weights: list[tuple[int, float]], seed: int) -> None:
+    """They are those of the sums; a form that every weight alone would take is among them."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((300, 128)) * rng.uniform(0.1, 3, 128)
+    forms = Forms(False, widths=(2, 3, 4, 8), groups=(0, 32), has_zero=True)
+
+    def layer() -> list[QuantizedWeight]:
+        own = np.random.default_rng(seed)
+        return [
+            QuantizedWeight(own.standard_normal((128, 32 * n)) ** 3, Metric(x.T @ x, None, scale), forms=forms)
+            for n, scale in weights
+        ]
+
+    alone, fused = layer(), layer()
+    fused[0].fuse(fused[1:], "layer")
+    of_layer = [{option.form for option in weight.options} for weight in fused]
+    assert all(of_weight == of_layer[0] for of_weight in of_layer)
+    assert {weight.curve.fused for weight in fused} == {"layer"}
+    assert set.intersection(*({option.form for option in weight.options} for weight in alone)) <= of_layer[0]
+    whole = functools.reduce(operator.add, (weight.curve for weight in fused))
+    assert (np.diff(whole.costs) > 0).all()
+    assert (np.diff(whole.errors) < 0).all()
+    for k, option in enumerate(fused[-1].options):
+        assert fused[-1].rounded(k).integers[0].format == option.form
 
 
 def test_correlated_inputs_gain_an_order_of_magnitude() -> None:

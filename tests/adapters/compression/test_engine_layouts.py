@@ -16,7 +16,7 @@ from oracles import refused
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from compressed_folders import few_steps, leave_out_pictures  # noqa: E402
+from compressed_folders import few_steps, leave_out_pictures, scheme_of  # noqa: E402
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import forms_of  # noqa: E402
@@ -91,15 +91,31 @@ def test_every_weight_has_a_width_and_a_group_of_the_engine(layout: str, written
         group = info.shape[1] // info.n_groups
         assert group in engine.groups or (group == info.shape[1] and 0 in engine.groups)
     section = json.loads((out / "config.json").read_text())["quantization_config"]
-    stored_as = engine.format_of(predicts=True)
-    assert section["quant_method"] == stored_as
-    if stored_as == "gptq":
-        for name, info in integers.items():
-            module = name.removesuffix(".weight").replace(".", r"\.")
-            own = section.get("dynamic", {}).get(rf"+:^{module}(\.|$)", section)
-            group = info.shape[1] // info.n_groups
-            assert own["bits"] == info.n_bits
-            assert own["group_size"] in (group, -1)
+    assert section["quant_method"] == engine.format_of(predicts=True)
+    for name, info in integers.items():
+        bits, group = scheme_of(section, name.removesuffix(".weight"))
+        assert (bits, group or info.shape[1]) == (info.n_bits, info.shape[1] // info.n_groups)
+
+
+@pytest.mark.parametrize("layout", mostly_slow(sorted(ENGINES.keys() - {GGUF}), ["gptq"]))
+@pytest.mark.parametrize("bits", mostly_slow([3.0, 4.0], [4.0]))
+def test_fused_layers_have_one_scheme_in_mixed_widths(layout: str, bits: float, written: Written) -> None:
+    """Queries, keys and values, and gate and up, which engines join under names that are not in the file."""
+    out = written(layout, Budget(bits=bits))
+    checkpoint = open_checkpoint(out)
+    section = json.loads((out / "config.json").read_text())["quantization_config"]
+    kinds = set()
+    for layer in checkpoint.wiring.layers:
+        for inputs in (layer.attention.inputs, *(part.inputs for part in layer.feed_forward_layers)):
+            members = [linear.module for linear in inputs]
+            (scheme,) = {scheme_of(section, module) for module in members}
+            if section["quant_method"] == "gptq":
+                fused = f"{members[0].rpartition('.')[0]}.fused_proj"
+                assert scheme_of(section, fused) == scheme
+            kinds.add(scheme)
+    assert len({width for width, _ in kinds}) > 1
+    average = json.loads((out / "tnlib_report.json").read_text())["average_bits"]
+    assert 0.9 * bits < average <= bits
 
 
 def test_bits_of_the_budget_are_those_of_the_file(written: Written) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compressed_folders import scheme_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import refused
@@ -61,6 +62,29 @@ def test_written_weights_are_read_bit_for_bit(
     weight = tensors["m.weight"]
     assert np.array_equal(weight.read(), integers.values().T)
     assert np.array_equal(weight.read_part((slice(3, 9), slice(40, 41))), integers.values().T[3:9, 40:41])
+
+
+FUSED = {"layers.{}.attention": ("q", "k", "v"), "layers.{}": ("gate", "up")}  # one parent is inside of the other
+OTHERS = {"layers.{}.attention": ("o",), "layers.{}": ("down",)}
+
+
+@given(st.lists(st.lists(formats, min_size=4, max_size=4), min_size=1, max_size=12))
+def test_every_layer_is_found_in_the_config_fused_layers_too(layers: list[list[IntegerFormat]]) -> None:
+    """vLLM and SGLang look up queries, keys and values of GPTQ under a name that is not in the file."""
+    modules, fused = dict[str, IntegerFormat](), dict[str, IntegerFormat]()
+    for k, forms in enumerate(layers):
+        drawn = iter(forms)
+        for parent, members in FUSED.items():
+            shared, other = next(drawn), next(drawn)
+            modules |= {f"{parent.format(k)}.{name}": shared for name in members}
+            modules |= {f"{parent.format(k)}.{name}": other for name in OTHERS[parent]}
+            fused[f"{parent.format(k)}.{'_'.join(members)}"] = shared
+    section = DESCRIBE[GPTQ](modules)
+    for name, form in (modules | fused).items():
+        assert scheme_of(section, name) == (form.bits, form.group)
+    for name, form in modules.items():
+        assert scheme_of(section, f"{name}.qweight") == (form.bits, form.group)
+        assert scheme_of(DESCRIBE[COMPRESSED_TENSORS](modules), name) == (form.bits, form.group)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.architectures.wiring import LayerWiring, Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
@@ -51,7 +51,7 @@ def forms_of(request: Request) -> Forms:
         if budget.width is not None:
             widths, groups = (budget.width,), tuple(group for group in groups if group)
         in_blocks = request.layout == GGUF
-        return Forms(factors=False, widths=widths, groups=groups, has_zero=True, in_blocks=in_blocks)
+        return Forms(False, widths=widths, groups=groups, has_zero=True, in_blocks=in_blocks, fused=engine.fuses)
     if budget.width is not None:
         return Forms(factors=False, widths=(budget.width,), groups=(0,))
     factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
@@ -61,7 +61,20 @@ def forms_of(request: Request) -> Forms:
 def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, ModuleWeights]:
     """Return the options of all weights of a group."""
     layer = {} if group.projections is None else {group.module: _layer(checkpoint, group, forms)}
-    return layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
+    parts = layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
+    if forms.fused:
+        _fuse(checkpoint.wiring.layers[group.index], group.module, parts)
+    return parts
+
+
+def _fuse(layer: LayerWiring, attention_module: str, parts: Mapping[str, ModuleWeights]) -> None:
+    """Fuse the weights that read one input: queries, keys and values, and gate and up."""
+    projections = {linear: of for of, linear in layer.attention.projections.items()}
+    for inputs in (layer.attention.inputs, *(part.inputs for part in layer.feed_forward_layers)):
+        keys = [(attention_module, projections[m]) if m in projections else (m.name, "") for m in inputs]
+        weights = [cast(QuantizedWeight, parts[module].weights[of]) for module, of in keys if module in parts]
+        if weights:
+            weights[0].fuse(weights[1:], inputs[0].name)
 
 
 def fit_rounded(

@@ -141,7 +141,7 @@ class Factorisation:
         return self.plan_of(self.select(Budget(bits=size) if self.in_bits else Budget(keep=size)))
 
     def select(self, budget: Budget) -> list[int]:
-        """Return an option for every block: the least error within a budget, or the smallest within its `max_error`.
+        """Return an option for every block or fused layer: least error in a budget, or smallest within `max_error`.
 
         `ArgumentError` if no allocation meets all bounds, or sizes are too coarse to come within 1 % of `keep`.
         """
@@ -239,7 +239,7 @@ class Factorisation:
         return Forecast(self.measure, self._error(lost), tuple(sizes[chosen].tolist()), errors, self.in_bits)
 
     def plan_of(self, choice: Sequence[int], progress: Progress = quiet, *, is_last: bool = False) -> Plan:
-        """Return the factors for one option per block, fitted if there is a fit.
+        """Return the factors for one option per block or fused layer, fitted if there is a fit.
 
         With `is_last`, each part is freed once its factors are stored or passed on: no other plan can be made.
         """
@@ -284,22 +284,31 @@ class Factorisation:
             self.parts[module].free()
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
-        """Split the options of all blocks by part."""
-        ends = np.cumsum([len(part.curves) for part in self.parts.values()]).tolist()
-        return [choice[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        """Return the options of the blocks of every part."""
+        options = dict(zip(self._by_layer, choice, strict=True))
+        return [
+            [options[curve.fused or (name, k)] for k, curve in enumerate(part.curves)]
+            for name, part in self.parts.items()
+        ]
 
     @property
     def _fixed(self) -> int:
         return 0 if self.in_bits else sum(part.fixed for part in self.parts.values())
 
     @property
+    def _by_layer(self) -> dict[str | tuple[str, int], Curve]:
+        """Curves of all blocks, and sums of those of fused layers."""
+        curves = dict[str | tuple[str, int], Curve]()
+        for name, part in self.parts.items():
+            weight = self.weights.get(name, 1)
+            for k, curve in enumerate(part.curves):
+                key, weighted = curve.fused or (name, k), replace(curve, errors=weight * curve.errors)
+                curves[key] = curves[key] + weighted if key in curves else weighted
+        return curves
+
+    @property
     def _curves(self) -> list[Curve]:
-        weights = (self.weights.get(name, 1) for name in self.parts)
-        return [
-            curve if weight == 1 else replace(curve, errors=weight * curve.errors)
-            for weight, part in zip(weights, self.parts.values(), strict=True)
-            for curve in part.curves
-        ]
+        return [*self._by_layer.values()]
 
     @property
     def _n_blocks(self) -> int:

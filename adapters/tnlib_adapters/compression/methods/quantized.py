@@ -16,9 +16,11 @@ in the metric of L^T A L and P. Below two bits per parameter, factors of 2 or 3 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +90,8 @@ class Forms:
         True for the grid of engines, whose groups divide the columns: the largest that does is an option.
     in_blocks
         True for the block types of GGUF.
+    fused
+        True if weights of one input are a layer of one form.
     """
 
     factors: bool = True
@@ -96,6 +100,7 @@ class Forms:
     groups: tuple[int, ...] = GROUPS
     has_zero: bool = False
     in_blocks: bool = False
+    fused: bool = False
 
     def whole(self, length: int, axis: int) -> Iterator[tuple[IntegerFormat, list[IntegerFormat]]]:
         """Yield formats of whole weights with columns of this length, after the one in which their loss is measured."""
@@ -180,19 +185,36 @@ class QuantizedWeight:
     ) -> None:
         self.weight, self._metric, self._of, self._bias = weight, metric, of, bias
         self._by_row, self._forms = by_row, forms
+        self._fused = ""
+
+    def fuse(self, others: Sequence[QuantizedWeight], name: str) -> None:
+        """Make this weight and others a fused layer, whose weights take one form: their options are its options."""
+        weights = (self, *others)
+        kept = self._undercut_by_none(zip(*(weight._candidates() for weight in weights), strict=True))
+        for weight, options in zip(weights, zip(*kept, strict=True), strict=True):
+            weight.options, weight._fused = list(options), name
 
     @cached_property
     def options(self) -> list[Option]:
         """All forms that no other undercuts in bits and in loss, by ascending bits."""
-        candidates = self._whole()
-        if self._forms.factors and not self._by_row and self.weight.any():  # zeros have no components
-            candidates += self._factored()
-        options = list[Option]()
-        for option in sorted(candidates, key=lambda option: (option.cost, option.loss, option.numbers)):
-            undercut = (other for other in options if other.loss <= option.loss)
-            if not any(other.numbers <= option.numbers or not self._forms.fewer_numbers for other in undercut):
-                options.append(option)
-        return options
+        return [option for (option,) in self._undercut_by_none(zip(self._candidates()))]
+
+    def _candidates(self) -> list[Option]:
+        factored = self._forms.factors and not self._by_row and self.weight.any()  # zeros have no components
+        return self._whole() + (self._factored() if factored else [])
+
+    def _undercut_by_none(self, candidates: Iterable[tuple[Option, ...]]) -> list[tuple[Option, ...]]:
+        """Return the forms of a layer, an option for each weight, that no other undercuts; see `options`."""
+        layers = [
+            (sum(o.cost for o in layer), math.fsum(o.loss for o in layer), sum(o.numbers for o in layer), layer)
+            for layer in candidates
+        ]
+        kept = list[tuple[int, float, int, tuple[Option, ...]]]()
+        for layer in sorted(layers, key=itemgetter(0, 1, 2)):
+            undercut = (other for other in kept if other[1] <= layer[1])
+            if not any(other[2] <= layer[2] or not self._forms.fewer_numbers for other in undercut):
+                kept.append(layer)
+        return [options for *_, options in kept]
 
     @property
     def curve(self) -> Curve:
@@ -201,7 +223,8 @@ class QuantizedWeight:
             np.array([getattr(o, of) for o in self.options]) for of in ("cost", "loss", "numbers")
         )
         bias = self._bias
-        return Curve(costs + bias.n_bits, losses, numbers + (0 if bias.values is None else bias.values.size))
+        numbers += 0 if bias.values is None else bias.values.size
+        return Curve(costs + bias.n_bits, losses, numbers, self._fused)
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the rounded weight in the form of an option."""
