@@ -113,6 +113,7 @@ LAYOUTS = {
     "onnxruntime": "onnxruntime-genai",
 }
 EXPORT = (
+    "disable_qkv_fusion=true",
     "shared_embeddings=false",
     "matmul_mixed_precision=last_matmul:int8",
     "op_types_to_quantize=MatMul/Gather",

@@ -40,8 +40,8 @@ class EngineLayout:
     holds_tables
         True if embedding and unembedding are integers too.
     fuses
-        True if the engine joins queries, keys and values, and gate and up: weights of one input need one width and
-        group.
+        True if weights of one input have one width and group: vLLM and SGLang join queries, keys and values, and gate
+        and up.
     """
 
     bits: tuple[int, ...]
@@ -50,7 +50,7 @@ class EngineLayout:
     of_encoders: str
     super_bits: Mapping[int, float] = field(default_factory=dict)
     holds_tables: bool = False
-    fuses: bool = True
+    fuses: bool = False
 
     @property
     def fewest_bits(self) -> float:
@@ -71,13 +71,13 @@ class EngineLayout:
 
 K_QUANTS = {2: 2.625, 3: 3.4375, 4: 4.5, 5: 5.5, 6: 6.5625, 8: 8.5}
 ENGINES: Mapping[str, EngineLayout] = {
-    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), "gptq", ""),
+    "gptq": EngineLayout((2, 3, 4, 8), (0, 128, 64, 32), "gptq", "", fuses=True),
     "compressed-tensors": EngineLayout(
-        (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), "compressed-tensors", "compressed-tensors"
+        (2, 3, 4, 5, 6, 8), (0, 128, 64, 32), "compressed-tensors", "compressed-tensors", fuses=True
     ),
     "onnxruntime": EngineLayout((2, 4, 8), (128, 64, 32), "gptq", "compressed-tensors"),
     # written as blocks in safetensors, measured, and converted
-    GGUF: EngineLayout((4, 5, 8), (32,), GGUF, "", super_bits=K_QUANTS, holds_tables=True, fuses=False),
+    GGUF: EngineLayout((4, 5, 8), (32,), GGUF, "", super_bits=K_QUANTS, holds_tables=True),
 }
 
 

@@ -21,7 +21,7 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 LAYOUTS = {  # with lines for the help of --layout
     "factored": "the factors; transformers loads them after `import tnlib_adapters.transformers_plugin`",
     "dense": "the product of the factors under the original names, at the original size; loads without tnlib",
-    "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ stores them: gptqmodel, vLLM and SGLang load it",
+    "gptq": "linear layers in 2, 3, 4 or 8 bits as GPTQ stores them: gptqmodel loads it, and vLLM 4 and 8 bits",
     "compressed-tensors": "linear layers in 2 to 8 bits, pack-quantized: transformers with compressed-tensors and vLLM "
     "load it",
     "gguf": "all matrices of a Llama in 2 to 8 bits, and its tokenizer, in one file model.gguf: "

@@ -97,7 +97,7 @@ def test_every_weight_has_a_width_and_a_group_of_the_engine(layout: str, written
         assert (bits, group or info.shape[1]) == (info.n_bits, info.shape[1] // info.n_groups)
 
 
-@pytest.mark.parametrize("layout", mostly_slow(sorted(ENGINES.keys() - {GGUF}), ["gptq"]))
+@pytest.mark.parametrize("layout", mostly_slow(["compressed-tensors", "gptq"], ["gptq"]))
 @pytest.mark.parametrize("bits", mostly_slow([3.0, 4.0], [4.0]))
 def test_fused_layers_have_one_scheme_in_mixed_widths(layout: str, bits: float, written: Written) -> None:
     """Queries, keys and values, and gate and up, which engines join under names that are not in the file."""
