@@ -31,6 +31,7 @@ from tnlib_adapters.compression.source_model import (
     CalibrationText,
     Limits,
     SourceModel,
+    least_memory,
     limits_of,
     open_source,
     read_calibration,
@@ -67,6 +68,8 @@ class PlannedRun:
         Blocks of the model.
     tokens
         Tokens that are read for "statistics", "fit" and "held-out text", padding included; {} without a text.
+    memory
+        Bytes that `Run.memory` must be at least.
     seconds
         Estimated seconds.
 
@@ -90,6 +93,7 @@ class PlannedRun:
     bytes_after: int | None
     n_blocks: int
     tokens: Mapping[str, int]
+    memory: int
     seconds: float
 
     def __str__(self) -> str:
@@ -99,6 +103,7 @@ class PlannedRun:
             "compressed part": f"{self.n_before:,} parameters, {_megabytes(self.bytes_before)}",
             "all weights in OUT": after,
             "tokens": ", ".join(f"{count:,} for {name}" for name, count in self.tokens.items()),
+            "memory": f"at least {self.memory / 1e6:,.0f} MB, with --max-memory" if self.tokens else "",
             "time": duration(self.seconds),
         }
         title = f"{self.model_type}, method {self.method}"
@@ -155,6 +160,7 @@ def plan(
     bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
     n_before = count_compressed(checkpoint, request.what, with_text=with_text)
     limits = limits_of(checkpoint, request)
+    memory = least_memory(checkpoint, request)
     run.progress("timing a block", 0, 2)
     tokens, of_text = _time_passes(checkpoint, documents, request, limits) if with_text else ({}, 0.0)
     run.progress("timing a block", 1, 2)
@@ -170,6 +176,7 @@ def plan(
         bytes_after=_bytes_after(request, n_bytes, n_before, bytes_before),
         n_blocks=checkpoint.n_layers,
         tokens=tokens,
+        memory=memory,
         seconds=time.perf_counter() - started + of_text + of_weights,
     )
 

@@ -157,26 +157,33 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
     """
     if request.run.memory is None:
         return Limits()
-    with_text = request.with_text
-    if with_text:
-        import tnlib_adapters.instrument.running_model  # noqa: F401  resident before any array is made
-    least = resident_memory() + _LIBRARIES + _bytes_in_use(checkpoint, request)
-    per_token = _bytes_per_token(checkpoint) if with_text else 0
-    left = request.run.memory - least
-    if left < _FEWEST_TOKENS * per_token:
-        megabytes = math.ceil((least + _FEWEST_TOKENS * per_token) / 1e6)
+    least = least_memory(checkpoint, request)
+    if request.run.memory < least:
+        megabytes = math.ceil(least / 1e6)
         raise ArgumentError(
             f"compress: memory (--max-memory) must be at least {megabytes}M, that is {megabytes * 10**6:,} bytes, for "
             f"this model and these options, got {request.run.memory:,} bytes; allow more, or choose a "
             "smaller part by what."
         )
-    if not with_text:
+    left = request.run.memory - least
+    if not request.with_text:
         return Limits(cache=min(left, CACHE_BYTES))
-    tokens = BATCH_TOKENS
+    tokens, per_token = BATCH_TOKENS, _bytes_per_token(checkpoint)
+    left += _FEWEST_TOKENS * per_token
     while tokens > _FEWEST_TOKENS and 2 * tokens * per_token > left:
         tokens //= 2
     left -= tokens * per_token
     return Limits(tokens, min(left // 2, CACHE_BYTES), min(left // 4, WEIGHTS))
+
+
+def least_memory(checkpoint: Checkpoint, request: Request) -> int:
+    """Return the bytes of the libraries, of the work on the largest weight, and of a batch of a few tokens."""
+    of_batch = 0
+    if request.with_text:
+        import tnlib_adapters.instrument.running_model  # noqa: F401  resident before any array is made
+
+        of_batch = _FEWEST_TOKENS * _bytes_per_token(checkpoint)
+    return resident_memory() + _LIBRARIES + _bytes_in_use(checkpoint, request) + of_batch
 
 
 def block_parameters(checkpoint: Checkpoint) -> list[int]:
