@@ -100,7 +100,7 @@ def test_a_text_is_counted_and_a_block_is_timed(folders: Any, text: Path, name: 
     assert "fit" in run.tokens
     assert run.seconds > 0
     assert plan(folders[name], **by_options(calibrate=text, what="all", max_memory=2 * run.memory, **options)).tokens
-    with pytest.raises(ArgumentError, match="memory .* must be at least"):
+    with pytest.raises(ArgumentError, match=r"memory .* must be at least"):
         plan(folders[name], **by_options(calibrate=text, what="all", max_memory=run.memory // 2, **options))
     assert set(stages) == {"timing a block"}
 
