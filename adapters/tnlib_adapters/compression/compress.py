@@ -7,6 +7,7 @@ import time
 
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from tnlib_adapters.compression.calibration.quantize import check_bits
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.compressed_part import (
     compressed_weights,
@@ -117,6 +118,7 @@ def compress(
     )
     progress, target = run.progress, as_path("compress", "out", out)
     checkpoint, documents = open_source(request, source, target)
+    check_bits(request, checkpoint)
     limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
     # tensors that are copied are checked before any work, the others as they are read

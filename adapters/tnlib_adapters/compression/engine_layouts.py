@@ -5,7 +5,6 @@ Read by the command line: nothing here imports numpy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,13 +56,6 @@ class EngineLayout:
         """Average below which no budget can be met without super-blocks."""
         return min(self.bits) + (0 if 0 in self.groups else 16 / max(self.groups))
 
-    def fewest_bits_of(self, n_inputs: int) -> float:
-        """Average of the smallest form of a weight with rows of this length, scales included."""
-        if self.super_bits and n_inputs % _SUPER_BLOCK == 0:
-            return min(self.super_bits.values())
-        group = n_inputs if 0 in self.groups else max(group for group in self.groups if n_inputs % group == 0)
-        return min(self.bits) + 16 / group
-
     def format_of(self, *, predicts: bool) -> str:
         """Return the format of the tensors of a model that predicts tokens, or of another."""
         return self.of_causal if predicts else self.of_encoders
@@ -112,8 +104,8 @@ def _check_width(layout: str, budget: Budget, widths: Iterable[int], which: str 
         )
 
 
-def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget, what: str) -> None:
-    """Raise if the part `what` of a model cannot be written in a layout of an engine, or not within the budget."""
+def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget) -> None:
+    """Raise if a model cannot be written in a layout of an engine."""
     engine, wiring, inputs = ENGINES[layout], checkpoint.wiring, set[int]()
     if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
         raise ArgumentError(
@@ -148,23 +140,3 @@ def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget, what: str)
         from tnlib_adapters.compression.gguf_file import check_gguf
 
         check_gguf(checkpoint)
-    _check_bits(layout, checkpoint, budget, what)
-
-
-def _check_bits(layout: str, checkpoint: Checkpoint, budget: Budget, what: str) -> None:
-    """Raise if the smallest forms of all weights, with their biases, take more than the bits of a budget."""
-    from tnlib_adapters.compression.compressed_part import compressed_weights, count_compressed
-
-    if budget.bits is None:
-        return
-    n_bits, n_parameters = 0.0, count_compressed(checkpoint, what, with_text=True)
-    for weight, bias in compressed_weights(checkpoint, what, with_text=True).items():
-        info = checkpoint.folder.tensors[weight]
-        n_bits += info.size * ENGINES[layout].fewest_bits_of(info.shape[1])
-        n_bits += 0 if bias is None else 8 * (bias.end - bias.begin)
-    if n_bits > math.floor(budget.bits * n_parameters):
-        fewest = math.ceil(100 * n_bits / n_parameters) / 100
-        raise ArgumentError(
-            f"compress: bits must be at least {fewest:g} for layout {layout!r} on this model, whose smallest integers, "
-            f"with scales and biases, take {n_bits / 8e6:.2f} MB, got {budget.bits:g}; raise it."
-        )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
-from tnlib_adapters.compression.calibration.quantize import forms_of
+from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
 from tnlib_adapters.compression.compressed_part import (
     count_compressed,
     names_of,
@@ -153,6 +153,7 @@ def plan(
         budget, calibration=calibration, what=what, method=method, layout=layout, effort=effort, run=run
     )
     checkpoint, documents = open_source(request, source)
+    check_bits(request, checkpoint)
     with_text = request.with_text
     names = names_of(checkpoint, request.what, with_text=with_text)
     by_role, _ = stored_bytes(checkpoint, request.what, names)

@@ -140,7 +140,7 @@ class Request:
                 "it was made from."
             )
         if self.layout in ENGINES:
-            check_engine(self.layout, checkpoint, self.budget, self.what)
+            check_engine(self.layout, checkpoint, self.budget)
         if self.what != "mlp" and wiring.layers[0].attention.latent is not None and TABLE[self.method].unit == "layer":
             single = [repr(name) for name, row in TABLE.items() if row.unit != "layer"]
             raise ArgumentError(

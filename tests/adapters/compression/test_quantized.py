@@ -26,7 +26,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, fit_blocks  # noqa: E402
-from tnlib_adapters.compression.calibration.quantize import factorise_quantized, fit_rounded  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import check_bits, factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.report import Report  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
@@ -324,7 +324,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     },
     "no text": ({"bits": 4, "calibrate": None}, ("bits must come with a text", "--calibrate")),
     "method without a text": ({"method": "quantized", "calibrate": None}, ("method 'quantized' needs a text",)),
-    "too few bits": ({"bits": 0.05}, ("bits must be at least ", "on this model, got 0.05", "scales and biases")),
+    "too few bits": ({"bits": 0.05}, ("bits must be at least ", "for layout 'factored' on this model", "got 0.05")),
     "too few numbers": (
         {"bits": 4, "keep": 0.02},
         ("keep must be at least 0.", "for method 'quantized' within 4 bits on this model, got 0.02", "allow more bits"),
@@ -352,6 +352,24 @@ def test_bad_options_are_refused_in_a_sentence(case: str, folders: Any, text: Pa
     with refused(ArgumentError, *words):
         compress(folders["bert"], tmp_path / "out", **by_options(**{"calibrate": text, **options}))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("name", mostly_slow(["bert", "gpt2", "llama"], ["gpt2", "llama"]))
+def test_fewer_bits_than_the_smallest_forms_take_are_refused_before_any_work(
+    name: str, what: str, folders: Any, text: Path
+) -> None:
+    """The bound from the shapes is the sum of the smallest costs of all weights."""
+    checkpoint = open_checkpoint(folders[name])
+
+    def of(bits: float) -> Request:
+        return Request.of(Budget(bits=bits), calibration=text, what=what)
+
+    factorisation = factorise_quantized(SourceModel(checkpoint), made_up_text(), of(1.0))
+    smallest = sum(int(curve.costs[0]) for part in factorisation.parts.values() for curve in part.curves)
+    check_bits(of((smallest + 0.5) / factorisation.n_before), checkpoint)
+    with refused(ArgumentError, "bits must be at least", "on this model"):
+        check_bits(of((smallest - 0.5) / factorisation.n_before), checkpoint)
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(2), [0]))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import LayerWiring, Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
+from tnlib_adapters.compression.compressed_part import (
+    attention_tensors,
+    compressed_weights,
+    count_compressed,
+    float_width,
+    names_of,
+)
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
@@ -56,6 +64,30 @@ def forms_of(request: Request) -> Forms:
         return Forms(factors=False, widths=(budget.width,), groups=(0,))
     factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
     return Forms(factors, budget.keep is not None)
+
+
+def check_bits(request: Request, checkpoint: Checkpoint) -> None:
+    """Raise if the smallest forms of all weights, with their biases, take more than the bits of a budget."""
+    bits, sizes, wiring = request.budget.bits, checkpoint.sizes, checkpoint.wiring
+    if bits is None or not request.in_bits:
+        return
+    forms = forms_of(request)
+    sides = {of: (sizes.d_model, sizes.widths[of]) for of in NAMES} | {"o": (sizes.widths["o"], sizes.d_model)}
+    of_layer = sum(forms.fewest_bits(shape, by_row=False) for shape in sides.values())
+    fewest = of_layer * len(wiring.projection_layers(request.what))
+    for name in names_of(checkpoint, request.what, with_text=True):
+        linear = wiring.matrices[name]
+        m, n = checkpoint.folder.tensors[linear.weight].shape
+        fewest += forms.fewest_bits((n, m) if linear.stored == "out_in" else (m, n), by_row=wiring.is_embedding(name))
+    biases = compressed_weights(checkpoint, request.what, with_text=True).values()
+    fewest += sum(8 * (bias.end - bias.begin) for bias in biases if bias is not None)
+    n_parameters = count_compressed(checkpoint, request.what, with_text=True)
+    if fewest > math.floor(bits * n_parameters):
+        least = math.ceil(100 * fewest / n_parameters) / 100
+        raise ArgumentError(
+            f"compress: bits must be at least {least:g} for layout {request.layout!r} on this model, whose smallest "
+            f"integers, with scales and biases, take {fewest / 8e6:.2f} MB, got {bits:g}; raise it."
+        )
 
 
 def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, ModuleWeights]:

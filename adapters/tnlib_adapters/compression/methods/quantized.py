@@ -124,6 +124,24 @@ class Forms:
             return column + ([] if largest is None else [largest])
         return column + [group for group in self.groups if 0 < group < length]
 
+    def fewest_bits(self, shape: tuple[int, int], *, by_row: bool) -> int:
+        """Return the bits of the smallest form of a weight of this shape."""
+        axis = int(by_row)
+        fewest = min(form.n_bits(shape) for _, forms in self.whole(shape[axis], axis) for form in forms)
+        rank = 0 if by_row or not self.factors else rank_of(min(_FRACTIONS), shape)
+        return fewest if rank == 0 else min(fewest, bits_of_factors(shape, rank, min(_FACTOR_BITS)))
+
+
+def rank_of(fraction: float, shape: tuple[int, ...]) -> int:
+    """Return the rank of factors with this fraction of the parameters of a matrix."""
+    return int(fraction * math.prod(shape) / sum(shape))
+
+
+def bits_of_factors(shape: tuple[int, ...], rank: int, bits: int) -> int:
+    """Return the bits of rounded factors of a matrix (m, n), with their scales."""
+    m, n = shape
+    return IntegerFormat(bits, 0).n_bits((m, rank)) + IntegerFormat(bits, 1).n_bits((rank, n))
+
 
 class Metric(NamedTuple):
     """Second moments of the inputs and of the gradients at the output, see `round_compensated`."""
@@ -266,7 +284,8 @@ class QuantizedWeight:
     def _factored(self) -> list[Option]:
         """Return factors of different widths and ranks, with losses of rounding interpolated between some ranks."""
         fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._forms.fewer_numbers else _FRACTIONS
-        ranks = sorted({self._rank(fraction) for fraction in fractions} - {0})
+        shape = self.weight.shape
+        ranks = sorted({rank_of(fraction, shape) for fraction in fractions} - {0})
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
@@ -278,7 +297,8 @@ class QuantizedWeight:
         for bits in (*_FACTOR_BITS, *(_MORE_FACTOR_BITS if self._forms.fewer_numbers else ())):
             expected = truncated[chosen] + measured * _OF_COLUMNS[bits]
             for rank, loss in zip(chosen.tolist(), expected.tolist(), strict=True):
-                options.append(Option(IntegerFormat(bits, 0), rank, *self._sizes(rank, bits), loss))
+                cost = bits_of_factors(shape, rank, bits)
+                options.append(Option(IntegerFormat(bits, 0), rank, cost, rank * sum(shape), loss))
         return options
 
     @cached_property
@@ -306,16 +326,6 @@ class QuantizedWeight:
         refitted = np.linalg.solve(damped, weighted.T).astype(self.weight.dtype) @ self.weight
         second = round_compensated(refitted, forms[1], moments, self._metric.slopes, descend=descend)
         return RoundedProduct((first, second), (left, refitted))
-
-    def _rank(self, fraction: float) -> int:
-        """Return the rank of factors with this fraction of the parameters."""
-        return int(fraction * self.weight.size / sum(self.weight.shape))
-
-    def _sizes(self, rank: int, bits: int) -> tuple[int, int]:
-        """Return bits and numbers of factors."""
-        m, n = self.weight.shape
-        n_bits = IntegerFormat(bits, 0).n_bits((m, rank)) + IntegerFormat(bits, 1).n_bits((rank, n))
-        return n_bits, rank * (m + n)
 
     def _loss(self, values: Array) -> float:
         """Return the expected loss with these values, which are overwritten: those of a table are large."""
