@@ -188,7 +188,7 @@ def _report(
         predicted=plan.forecast.error,
         measured=compressed.error if compressed else root_mean_square(squares),
         curve=plan.forecast.curve(),
-        calibration={} if text is None else text.summary(source.original),
+        calibration={} if text is None else text.summary(source.original, request.tokens),
         load=loading_code(after, request.layout),
         matrices=[_matrix_report(before, plan, name) for name in names],
         left_dense=left_dense(before, with_text=with_text) if what == "all" else {},

@@ -129,7 +129,8 @@ class Report:
     curve: dict[str, list[float]] = field(default_factory=dict, repr=False)  # every size of this method: "kept", or
     # "bits" per parameter, and "predicted"
     calibration: dict[str, int] = field(default_factory=dict)  # "window", the tokens of a sequence, number of
-    # "sequences", of "truncated" ones (not for windows), of those "held_out", and of "batches"; empty without a text
+    # "sequences", of "truncated" ones (not for windows), of those "read" and "held_out", and of "batches"; {} without
+    # a text
     load: str = ""  # Python code that loads OUT, with its path as `folder`
     matrices: list[MatrixReport] = field(default_factory=list, repr=False)  # outside the attention
     left_dense: dict[str, str] = field(default_factory=dict)  # embedding or unembedding -> the reason why it stays
@@ -263,7 +264,8 @@ def _text(report: Report) -> list[Line]:
     how = f"windows of {text['window']:,} tokens"
     if "truncated" in text:
         how = f"lines, {text['truncated']:,} of all truncated at {text['window']:,} tokens"
-    lines = [("calibration text", "", f"{text['sequences']:,} {how}; {text['held_out']:,} more held out")]
+    read = f"{text['read']:,} of " if text["read"] < text["sequences"] else ""
+    lines = [("calibration text", "", f"{read}{text['sequences']:,} {how}; {text['held_out']:,} more held out")]
     if text["held_out"] == 0:
         lines.append(
             ("not measured on held-out text", "", f"pass a text of at least {FEWEST_SEQUENCES} {how.split()[0]}")

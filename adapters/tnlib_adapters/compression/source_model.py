@@ -17,7 +17,7 @@ from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.text import hold_out, read_documents
+from tnlib_adapters.compression.text import hold_out, read_documents, sample_batches
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
 from tnlib_adapters.files.process_memory import BATCH_TOKENS, WEIGHTS, resident_memory
 from tnlib_adapters.files.safetensors_file import TensorInfo
@@ -98,13 +98,15 @@ class CalibrationText:
     window: int  # tokens of the longest sequence that the model reads
     truncated: int | None  # number of lines that are longer; None for windows
 
-    def summary(self, model: RunningModel) -> dict[str, int]:
-        """Return how the model reads the text: see `Report.calibration`."""
+    def summary(self, model: RunningModel, n_tokens: int) -> dict[str, int]:
+        """Return how the model reads the text, up to `n_tokens` tokens: see `Report.calibration`."""
+        batches = model.batches(self.sequences)
         counts = {
             "window": self.window,
             "sequences": len(self.sequences),
+            "read": sum(len(batch.ids) for batch in sample_batches(batches, n_tokens)),
             "held_out": len(self.held_out),
-            "batches": len(model.batches(self.sequences)),
+            "batches": len(batches),
         }
         return counts if self.truncated is None else counts | {"truncated": self.truncated}
 

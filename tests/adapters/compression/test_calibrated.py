@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -273,6 +274,10 @@ def test_a_language_model_reads_windows_of_window(folders, text, tmp_path, witho
     assert "truncated" not in report.calibration
     lines = {name: after for name, _, after in summarise(report)}
     assert "windows of 8 tokens" in lines["calibration text"]
+    counts = dict(report.calibration)
+    assert counts["read"] == counts["sequences"]
+    of_few = summarise(dataclasses.replace(report, calibration={**counts, "read": 3}))
+    assert ("calibration text", "", f"3 of {lines['calibration text']}") in of_few
 
 
 @pytest.mark.parametrize("budget", [{"keep": 0.6}, {"bits": 4}], ids=["calibrated", "quantized"])
