@@ -124,7 +124,7 @@ def compress(
     # tensors that are copied are checked before any work, the others as they are read
     compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
     check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in compressed], progress)
-    text = read_calibration(original, documents)
+    text = read_calibration(original, documents, progress)
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
         workspace.workers = Workers.of(run.executor)

@@ -15,7 +15,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import check_run_folder
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES
-from tnlib_adapters.compression.progress import Progress
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import hold_out, read_documents, sample_batches
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path
@@ -111,13 +111,17 @@ class CalibrationText:
         return counts if self.truncated is None else counts | {"truncated": self.truncated}
 
 
-def read_calibration(source: SourceModel, documents: Sequence[Document]) -> CalibrationText | None:
+def read_calibration(
+    source: SourceModel, documents: Sequence[Document], progress: Progress = quiet
+) -> CalibrationText | None:
     """Return the calibration data as the model reads them; None without any."""
     if not documents:
         return None
+    progress("loading the model", 0, 1)  # and torch: ten seconds
     model = source.original
     sequences, held_out = hold_out(model.sequences(documents))
     truncated = None if model.predicts else model.count_truncated(documents)
+    progress("loading the model", 1, 1)
     return CalibrationText(sequences, held_out, model.longest, truncated)
 
 
