@@ -381,5 +381,5 @@ def test_such_paths_are_refused_before_transformers_reads_them(latin: Path, tmp_
         evaluate(latin, builtin_path("llama"), text, progress=progress)
     with refused(ArgumentError, "inspect: ", *words):
         inspect(latin, tmp_path / "page", text="def f(x)", progress=progress)
-    assert set(stages) <= {"checking weights"}
+    assert set(stages) <= {"checking weights", "loading the model"}
     assert not {"out", "page"} & set(os.listdir(tmp_path))

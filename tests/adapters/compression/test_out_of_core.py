@@ -217,5 +217,5 @@ def test_nan_is_refused_before_the_text_is_run(text: Path, tmp_path: Path) -> No
             tmp_path / "out",
             **by_options(keep=0.5, calibrate=text, progress=lambda stage, _done, _total: stages.append(stage)),
         )
-    assert set(stages) == {"checking weights"}
+    assert set(stages) == {"checking weights", "loading the model"}
     assert not (tmp_path / "out").exists()
