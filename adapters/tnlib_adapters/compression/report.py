@@ -332,7 +332,8 @@ def show_report(report: Report, out: Path) -> None:
 
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print the measures by name."""
-    click.echo(f"{evaluation.n_texts:,} texts, {evaluation.n_tokens:,} tokens in total")
+    sequences = "windows" if evaluation.cosine is None else "lines"
+    click.echo(f"{evaluation.n_texts:,} {sequences}, {evaluation.n_tokens:,} tokens in total")
     for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
     if evaluation.tokens_per_second is not None:
