@@ -270,11 +270,11 @@ class Factorisation:
         self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         calls = (partial(part.load().matrices, options[module]) for module, part in self.parts.items())
-        made = self.workspace.workers.map(calls)
+        made, stage = self.workspace.workers.map(calls), "rounding weights" if self.in_bits else "choosing factors"
         for done, module in enumerate(self.parts):
-            progress("choosing factors", done, len(options))
+            progress(stage, done, len(options))
             yield module, next(made)  # without a name, which would keep it in memory while the next is made
-        progress("choosing factors", len(options), len(options))
+        progress(stage, len(options), len(options))
 
     def _freeing(self, chosen: Chosen) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         """Yield the factors of all parts; a part is freed before the next one is asked for."""
