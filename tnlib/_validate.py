@@ -144,7 +144,7 @@ def refuse_infinite(function: str, parameter: str, a: Array) -> None:
     if (a.size <= _SMALL and cmath.isfinite(np.vdot(a, a))) or np.isfinite(a).all():
         return
     index = tuple(np.argwhere(~np.isfinite(a))[0].tolist())
-    masked = "; tucker and cp fit the known entries of numpy.ma.masked_invalid(x)" if parameter == "x" else ""
+    masked = ", or pass numpy.ma.masked_invalid(x), whose known entries are fitted" * (function in ("cp", "tucker"))
     raise ArgumentError(
         f"{function}: {parameter} must be finite, got {a[index]} at index {index}; replace NaN and inf first{masked}."
     )

@@ -63,7 +63,7 @@ def original(checkpoint: Checkpoint) -> SizeAndLoss:
     """Return the size and loss of the model itself."""
     tensors = _attention(checkpoint)
     n_bytes = sum(info.end - info.begin for info in tensors)
-    return _measured("original, float32", n_bytes, checkpoint, checkpoint, loss_on_repeats(checkpoint))
+    return _measured("original, float32", n_bytes, checkpoint, checkpoint)
 
 
 def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
@@ -77,15 +77,14 @@ def rounded(checkpoint: Checkpoint, n_bits: int) -> SizeAndLoss:
         changes[info.name] = partial(_values, checkpoint, info.name, form)
         n_bytes += form.n_bits(info.shape) // 8
     after = with_tensors(checkpoint, changes)
-    return _measured(f"rounded to {n_bits} bits", n_bytes, checkpoint, after, loss_on_repeats(after))
+    return _measured(f"rounded to {n_bits} bits", n_bytes, checkpoint, after)
 
 
 def low_rank(checkpoint: Checkpoint, keep: float, out: Path) -> SizeAndLoss:
     """Compress the model to a folder: the QK and OV operator of every head as factors in 4 bits."""
     report = compress(checkpoint.folder.path, out, Budget(keep=keep, store=STORE), what="attention")
     label = f"low rank, {100 * keep:.0f} % of the parameters, in 4 bits"
-    (loss,) = (value for name, value in report.quality.items() if name.endswith("after"))
-    return _measured(label, report.compressed(report.bytes_after), checkpoint, open_checkpoint(out), loss)
+    return _measured(label, report.compressed(report.bytes_after), checkpoint, open_checkpoint(out))
 
 
 def _values(checkpoint: Checkpoint, name: str, form: IntegerFormat) -> Array:
@@ -96,9 +95,9 @@ def _attention(checkpoint: Checkpoint) -> list[TensorInfo]:
     return [info for layer in range(checkpoint.n_layers) for info in attention_tensors(checkpoint, layer)]
 
 
-def _measured(label: str, n_bytes: int, before: Checkpoint, after: Checkpoint, loss: float) -> SizeAndLoss:
+def _measured(label: str, n_bytes: int, before: Checkpoint, after: Checkpoint) -> SizeAndLoss:
     bits = 8 * n_bytes / sum(info.size for info in _attention(before))
-    return SizeAndLoss(label, n_bytes, bits, _multiplications(after), loss)
+    return SizeAndLoss(label, n_bytes, bits, _multiplications(after), loss_on_repeats(after))
 
 
 def _multiplications(checkpoint: Checkpoint) -> int:

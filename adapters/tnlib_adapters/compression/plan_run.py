@@ -69,7 +69,7 @@ class PlannedRun:
     tokens
         Tokens that are read for "statistics", "fit" and "held-out text", padding included; {} without a text.
     memory
-        Bytes that `Run.memory` must be at least.
+        Bytes that suffice as `Run.memory`, and at most a few percent more than the least.
     seconds
         Estimated seconds.
 
@@ -103,7 +103,7 @@ class PlannedRun:
             "compressed part": f"{self.n_before:,} parameters, {_megabytes(self.bytes_before)}",
             "all weights in OUT": after,
             "tokens": ", ".join(f"{count:,} for {name}" for name, count in self.tokens.items()),
-            "memory": f"at least {self.memory / 1e6:,.0f} MB, with --max-memory" if self.tokens else "",
+            "memory": f"at least {math.ceil(self.memory / 1e7) * 10:,} MB, with --max-memory" if self.tokens else "",
             "time": duration(self.seconds),
         }
         title = f"{self.model_type}, method {self.method}"
@@ -161,7 +161,7 @@ def plan(
     bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
     n_before = count_compressed(checkpoint, request.what, with_text=with_text)
     limits = limits_of(checkpoint, request)
-    memory = least_memory(checkpoint, request)
+    memory = int(1.02 * least_memory(checkpoint, request))  # that of the process differs a little in each run
     run.progress("timing a block", 0, 2)
     tokens, of_text = _time_passes(checkpoint, documents, request, limits) if with_text else ({}, 0.0)
     run.progress("timing a block", 1, 2)

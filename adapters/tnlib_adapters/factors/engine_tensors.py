@@ -125,18 +125,24 @@ ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors, GGUF
 def describe_gptq(formats: Mapping[str, IntegerFormat]) -> dict[str, Any]:
     """Return the section of config.json for modules in these formats: the most frequent, and rules for the others.
 
-    The first rule that matches counts. Those of single modules come first, then those of all modules in a parent, in
-    the format of its first one: the fused layers of vLLM and SGLang have no other name in the file.
+    A module matches one rule, whatever their order: its own, if it differs from the first module of its parent, or that
+    of its parent, which matches every other name: fused layers of vLLM and SGLang have no other name in the file.
     """
     kinds = [(form.bits, form.group) for form in formats.values()]
     bits, group = max(sorted(set(kinds)), key=kinds.count)  # the most frequent
-    of_parents, rules = dict[str, IntegerFormat](), dict[str, IntegerFormat]()
+    of_parents, rules, others = dict[str, IntegerFormat](), dict[str, IntegerFormat](), dict[str, set[str]]()
     for module, form in formats.items():
-        parent = module.rpartition(".")[0]
-        if form != of_parents.setdefault(parent, form):
+        parent, dot, name = module.rpartition(".")
+        if not dot or form != of_parents.setdefault(parent, form):
             rules[re.escape(module)] = form
-    for parent in sorted(of_parents, key=len, reverse=True):  # those inside of others first
-        rules[rf"{re.escape(parent)}\.[^.]+"] = of_parents[parent]
+            others.setdefault(parent, set()).add(name)
+        path = module.split(".")
+        for depth in range(1, len(path) - 1):  # names of parents inside of others
+            others.setdefault(".".join(path[:depth]), set()).add(path[depth])
+    for parent, form in of_parents.items():
+        names = "|".join(map(re.escape, sorted(others.get(parent, ()))))
+        but = rf"(?!(?:{names})(?:\.|$))" if names else ""
+        rules[rf"{re.escape(parent)}\.{but}[^.]+"] = form
     dynamic = {rf"+:^{name}(\.|$)": {"bits": form.bits, "group_size": form.group or -1} for name, form in rules.items()}
     section = {
         "quant_method": GPTQ,

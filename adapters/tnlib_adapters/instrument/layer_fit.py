@@ -223,7 +223,7 @@ def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[
 
 
 def _in_units(factor: Tensor) -> dict[str, Any]:
-    """Return the group of a factor whose steps are relative to the root mean square of its entries."""
+    """Return the group of a factor whose steps are relative to the root mean square of its entries: zeros stay."""
     unit = float(factor.detach().square().mean().sqrt()) if factor.numel() else 0.0
     # for gradients with respect to relative steps: Adam divides gradients by their own size
     return {"params": [factor], "lr": RATE * unit, "eps": _EPSILON / unit if unit else 1.0}

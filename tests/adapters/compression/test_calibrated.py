@@ -180,8 +180,7 @@ def test_the_first_layer_is_fitted_on_what_truncated_tables_give(folders, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
-def test_factors_that_move_themselves_end_where_moves_lead(name, folders):
-    """The fit of a model that does not fit in memory, and that of one that does."""
+def test_models_in_memory_and_beyond_are_fitted_alike(name, folders):
     checkpoint, ends = open_checkpoint(folders[name]), []
     model = open_running(folders[name])
     layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))

@@ -143,7 +143,7 @@ def test_a_dense_folder_states_what_its_weights_were_rounded_to(
     assert lines["stored bits per parameter before multiplying out"] == ("32.00", f"{report.average_bits:.2f}")
     assert report.compressed(report.bytes_after) == report.compressed(report.bytes_before)
     note = (tmp_path / "out" / "README.md").read_text()
-    assert f"which rounded its attention to {report.average_bits:.2f} bits per parameter" in note
+    assert f"with attention rounded to {report.average_bits:.2f} bits per parameter" in note
     write_page(report, tmp_path / "page.html")
     assert "<th>kB as integers</th>" in (tmp_path / "page.html").read_text()
     show_report(report, tmp_path / "out")

@@ -215,7 +215,10 @@ class FittedFiles:
 def _description(entry: Mapping[str, Any]) -> Description:
     """Return a description from its fields in JSON."""
     shapes = {part: tuple(shape) for part, shape in entry["shapes"].items()}
-    formats = {part: IntegerFormat(**form) for part, form in entry["formats"].items()}
+    formats = {
+        part: IntegerFormat(**{**form, "axis": tuple(axis) if isinstance(axis := form["axis"], list) else axis})
+        for part, form in entry["formats"].items()
+    }
     fields = {"shapes": shapes, "ranks": tuple(entry["ranks"]), "rows": tuple(entry["rows"]), "formats": formats}
     return Description(**{**entry, **fields})
 

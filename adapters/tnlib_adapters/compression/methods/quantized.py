@@ -91,7 +91,7 @@ class Forms:
     in_blocks
         True for the block types of GGUF.
     fused
-        True if weights of one input are a layer of one form.
+        True if weights of one input share one form.
     """
 
     factors: bool = True
@@ -128,13 +128,13 @@ class Forms:
         """Return the bits of the smallest form of a weight of this shape."""
         axis = int(by_row)
         fewest = min(form.n_bits(shape) for _, forms in self.whole(shape[axis], axis) for form in forms)
-        rank = 0 if by_row or not self.factors else rank_of(min(_FRACTIONS), shape)
-        return fewest if rank == 0 else min(fewest, bits_of_factors(shape, rank, min(_FACTOR_BITS)))
+        ranks = [] if by_row or not self.factors else self.ranks(shape)
+        return min([fewest, *(bits_of_factors(shape, rank, min(_FACTOR_BITS)) for rank in ranks[:1])])
 
-
-def rank_of(fraction: float, shape: tuple[int, ...]) -> int:
-    """Return the rank of factors with this fraction of the parameters of a matrix."""
-    return int(fraction * math.prod(shape) / sum(shape))
+    def ranks(self, shape: tuple[int, ...]) -> list[int]:
+        """Return the ranks, at most a few, at which losses of factors of a weight of this shape are measured."""
+        fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self.fewer_numbers else _FRACTIONS
+        return sorted({int(fraction * math.prod(shape) / sum(shape)) for fraction in fractions} - {0})
 
 
 def bits_of_factors(shape: tuple[int, ...], rank: int, bits: int) -> int:
@@ -206,7 +206,7 @@ class QuantizedWeight:
         self._fused = ""
 
     def fuse(self, others: Sequence[QuantizedWeight], name: str) -> None:
-        """Make this weight and others a fused layer, whose weights take one form: their options are its options."""
+        """Give this weight and others, a fused layer, the same options: one form for all of them."""
         weights = (self, *others)
         kept = self._undercut_by_none(zip(*(weight._candidates() for weight in weights), strict=True))
         for weight, options in zip(weights, zip(*kept, strict=True), strict=True):
@@ -283,9 +283,8 @@ class QuantizedWeight:
 
     def _factored(self) -> list[Option]:
         """Return factors of different widths and ranks, with losses of rounding interpolated between some ranks."""
-        fractions = (*_FRACTIONS, _LARGEST_FRACTION) if self._forms.fewer_numbers else _FRACTIONS
         shape = self.weight.shape
-        ranks = sorted({rank_of(fraction, shape) for fraction in fractions} - {0})
+        ranks = self._forms.ranks(shape)
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
