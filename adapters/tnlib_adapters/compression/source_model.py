@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _FEWEST_TOKENS = 32  # of a batch
 _FLOAT, _DOUBLE = 4, 8
-_LIBRARIES = 150 * 10**6  # bytes of libraries that are imported later, to draw the report, and of their buffers
+# bytes of libraries that are imported later, to draw the report, and of their buffers, and of torch's after a pass
+_LIBRARIES, _OF_PASSES = 150 * 10**6, 150 * 10**6
 _COPIES_OF_LOGITS, _COPIES_OF_ACTIVATIONS = 12, 4  # softmaxes of two models; forward pass, kept for backward, gradients
 
 
@@ -188,7 +189,7 @@ def least_memory(checkpoint: Checkpoint, request: Request) -> int:
     if request.with_text:
         import tnlib_adapters.instrument.running_model  # noqa: F401  resident before any array is made
 
-        of_batch = _FEWEST_TOKENS * _bytes_per_token(checkpoint)
+        of_batch = _OF_PASSES + _FEWEST_TOKENS * _bytes_per_token(checkpoint)
     return resident_memory() + _LIBRARIES + _bytes_in_use(checkpoint, request) + of_batch
 
 
