@@ -101,8 +101,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (TnlibError, ModuleNotFoundError) as problem:  # the message names the optional package
-        # `plan` refuses what `compress` refuses
-        _refuse(re.sub("^compress(?=:)", str(click.get_current_context().info_name), str(problem)))
+        # the command in place of the function that raised it: `plan` refuses what `compress` refuses
+        _refuse(re.sub(r"^\w+(?=: )", str(click.get_current_context().info_name), str(problem)))
     except OSError as problem:
         reason = f"{problem.strerror or problem}" + (f": {problem.filename}" if problem.filename else "")
         _refuse(f"the system refused a file, nothing was written ({reason}).")

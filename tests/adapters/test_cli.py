@@ -375,6 +375,14 @@ def test_nothing_heavy_is_loaded_before_it_is_used(case: str) -> None:
     assert loaded.isdisjoint(unwanted)
 
 
+@pytest.mark.parametrize("call", ["inspect .", "plan .", "compress . out", "compress builtin out --keep 2"])
+def test_errors_begin_with_the_name_of_the_command(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with that of the function that raised them."""
+    monkeypatch.chdir(tmp_path)
+    command, *arguments = call.split()
+    assert run_command(command, *arguments, status=2).stderr.startswith(f"Error: {command}: ")
+
+
 def test_help_names_every_method_and_option() -> None:
     for name in ("compress", "plan"):
         shown = " ".join(run_command(name, "--help").stdout.split())

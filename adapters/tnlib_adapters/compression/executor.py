@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from threadpoolctl import threadpool_limits
 
 from tnlib import ArgumentError, ClusterError
+from tnlib._validate import import_optional
 
 R = TypeVar("R")
 _LOST = ("KilledWorker", "ClosedClientError")  # of dask
@@ -129,15 +130,11 @@ def _loss_in_one_sentence(*lost: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def _dask_client(address: str) -> Iterator[Any]:
-    try:
-        import dask
-        import distributed
-    except ModuleNotFoundError:
-        message = "compress: cluster needs dask, found no distributed; pip install '.[cluster]' in a checkout of tnlib."
-        raise ModuleNotFoundError(message, name="distributed") from None
+    names = "dask", "distributed"
+    dask, distributed = (import_optional("compress: cluster", name, "'tnlib[cluster]'") for name in names)
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}), ExitStack() as stack:
         try:
-            client: Any = stack.enter_context(distributed.Client(address, set_as_default=False))  # type: ignore[no-untyped-call]
+            client: Any = stack.enter_context(distributed.Client(address, set_as_default=False))
             client.wait_for_workers(1, timeout=30)
         except (OSError, TimeoutError, ValueError) as problem:
             raise ArgumentError(

@@ -49,8 +49,9 @@ def _write_note(out: Path, report: Report) -> None:
 def write_page(report: Report, file: Path) -> None:
     """Write the page: summary, error against size, and errors per head and layer."""
     name = Path(report.source).resolve().name
-    note = " With calibration data these errors are large: they include directions that do not occur in the text."
-    note = "" if report.measure == RELATIVE else note
+    note = ""
+    if report.measure != RELATIVE:
+        note = " With calibration data these errors are large: they include directions that do not occur in the text."
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
         *_trade(report),

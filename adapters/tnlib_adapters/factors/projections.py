@@ -239,7 +239,7 @@ def rows_of_stack(n_rows: int) -> dict[str, slice]:
     >>> rows_of_stack(6)["k"]
     slice(2, 3, None)
     """
-    group = n_rows // 2 - 1
+    group = n_rows // 2 - 1  # query heads of a key head, and as many outputs; one key, one value
     ends = (0, group, group + 1, group + 2, n_rows)
     return {name: slice(*ends[k : k + 2]) for k, name in enumerate(NAMES)}
 

@@ -86,8 +86,9 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         if first is not None:
             sizes["n0"] = len(range(*first.indices(sizes["n0"])))
         counts = Counter(axis for axes in network.axes.values() for axis in axes)
-        for end in sizes.keys() - {*network.inputs, *network.outputs}:
-            must_agree(sizes[end] if counts[end] == 1 else 1, 1)  # the ends of a TT-matrix
+        for axis in sizes.keys() - {*network.inputs, *network.outputs}:
+            if counts[axis] == 1:  # an end of a TT-matrix
+                must_agree(sizes[axis], 1)
         n_in, n_out = (math.prod(sizes[axis] for axis in axes) for axes in (network.inputs, network.outputs))
         super().__init__(factors, (n_in, n_out))
         self.network, self._sizes, self._first = network, sizes, first

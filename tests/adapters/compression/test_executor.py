@@ -200,6 +200,6 @@ def test_an_address_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_without_dask_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    missing = pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs dask.*'\.\[cluster\]'")
+    missing = pytest.raises(ModuleNotFoundError, match=r"compress: cluster needs 'tnlib\[cluster\]'.*distributed")
     with missing, open_executor("tcp://127.0.0.1:8786"):
         pass

@@ -1,4 +1,4 @@
-"""Alternating least squares for the CP format, on factors (n[k], R) without separate weights."""
+"""Alternating least gram_matrices for the CP format, on factors (n[k], R) without separate weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Iterate(NamedTuple):
 def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target: float, slow: float) -> Iterate:
     """Sweep over the legs of `x`, of norm `size`; each step solves for one factor with the others fixed.
 
-    With K the Khatri-Rao product of the other factors, the least squares problem X_k = A_k K^T has the normal
+    With K the Khatri-Rao product of the other factors, the least gram_matrices problem X_k = A_k K^T has the normal
     equations A_k (K^T conj(K)) = X_k conj(K), and K^T conj(K) is the entrywise product of their Gram matrices.
 
     The legs form two halves, and X_k conj(K) starts for all legs of one half with the same matrix product, that
@@ -43,18 +43,17 @@ def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target:
     halves = (range(split), range(split, x.ndim))
     matrix = x.reshape(math.prod(x.shape[:split]), -1)  # (left legs) (right legs)
     factors = list(factors)
-    squares, right = grams(factors), khatri_rao(factors[split:])
+    gram_matrices, right = grams(factors), khatri_rao(factors[split:])
     previous = np.inf
     for sweep in range(1, n_iter + 1):
         before = factors
-        factors, _ = _update(
-            factors, squares, halves[0], times_adjoint(matrix, right.T)
-        )  # (left legs) [(right legs)] R
+        partial = times_adjoint(matrix, right.T)  # (left legs) [(right legs)] R
+        factors, _ = _update(factors, gram_matrices, halves[0], partial)
         left = khatri_rao(factors[:split])
         partial = adjoint_times(left, matrix[None])[0].T  # (right legs) [(left legs)] R
-        factors, projected = _update(factors, squares, halves[1], partial)
+        factors, projected = _update(factors, gram_matrices, halves[1], partial)
         right = khatri_rao(factors[split:])
-        residual = _residual(matrix, size, factors, squares, projected, left, right)
+        residual = _residual(matrix, size, factors, gram_matrices, projected, left, right)
         if residual > previous:  # by rounding alone, where components are nearly collinear
             return Iterate(before, previous, sweep, True)
         if residual <= target or previous - residual <= slow * residual:
@@ -88,21 +87,23 @@ def cp_residual(x: Array, factors: Sequence[Array]) -> float:
     return residual_norm(x.reshape(len(left), -1), left, right.T)
 
 
-def _update(factors: Sequence[Array], squares: list[Array], half: range, partial: Array) -> tuple[list[Array], Array]:
+def _update(
+    factors: Sequence[Array], gram_matrices: list[Array], half: range, partial: Array
+) -> tuple[list[Array], Array]:
     """Solve for the factors of one half; return them and X_k conj(K) of its last leg.
 
-    `partial` (legs of the half, R) is x contracted with the conjugate factors of the other half; `squares` are the
-    Gram matrices of all factors, and are kept up to date.
+    `partial` (legs of the half, R) is x contracted with the conjugate factors of the other half. `gram_matrices` are
+    those of all factors, and are kept up to date.
     """
     factors, rank = list(factors), partial.shape[-1]
     partial = partial.reshape(*(len(factors[k]) for k in half), rank)
     projected = partial
     for k in half:
         projected = contract_columns(partial, [factors[j].conj() for j in half], k - half.start)  # nk R
-        factors[k] = solve_gram(projected, product_except(squares, k))
+        factors[k] = solve_gram(projected, product_except(gram_matrices, k))
         if k < len(factors) - 1:  # the last factor carries the weights
             factors[k] = unit_columns(factors[k])
-        (squares[k],) = grams([factors[k]])
+        (gram_matrices[k],) = grams([factors[k]])
     return factors, projected
 
 
@@ -110,7 +111,7 @@ def _residual(
     matrix: Array,
     size: float,
     factors: list[Array],
-    squares: list[Array],
+    gram_matrices: list[Array],
     projected: Array,
     left: Array,
     right: Array,
@@ -120,7 +121,7 @@ def _residual(
     With <y, x> from the last solve its square is norm(x)^2 - 2 Re <y, x> + norm(y)^2, and norm(y)^2 the sum of the
     inner products of all components. Where these cancel, the difference is computed entry by entry.
     """
-    overlaps = product_except(squares)
+    overlaps = product_except(gram_matrices)
     square = size**2 - 2 * float(np.vdot(factors[-1], projected).real) + float(overlaps.sum().real)
     terms = size**2 + float(np.abs(overlaps).sum())
     if square > _LITTLE_CANCELLATION * terms:
@@ -135,7 +136,7 @@ CONSTRAINTS = {"nonnegative": "non_negative", "monotone": "monotonicity", "unimo
 def constrained_cp(
     x: Array, factors: Sequence[Array], *, constraint: str, n_iter: int, slow: float, target: float
 ) -> Iterate:
-    """Start from the moduli of `factors`: non-negative by hierarchical least squares, the others by AO-ADMM."""
+    """Start from the moduli of `factors`: non-negative by hierarchical least gram_matrices, the others by AO-ADMM."""
     from tensorly.cp_tensor import CPTensor
     from tensorly.decomposition import constrained_parafac, non_negative_parafac_hals
 

@@ -383,10 +383,10 @@ class TensorTrain(Train):
 
     @functools.cached_property
     def _resolved_entry(self) -> float:
-        """Modulus from which underflow in a product of matrices from the cores is below the roundoff of an entry.
+        """Modulus of the smallest entry for which a plain product of its matrices is exact to roundoff.
 
-        What underflows is below the smallest normal number, and is multiplied by at most the norms of the cores that
-        follow. If the result is below 1, no product overflows.
+        Numbers that underflow are below the smallest normal number, and are multiplied by at most the norms of the
+        cores that follow. If the result is below 1, no product overflows.
         """
         growth = math.prod([max(1.0, norm(core)) for core in self.cores])
         return float(np.finfo(self.dtype).tiny / np.finfo(self.dtype).eps) * growth

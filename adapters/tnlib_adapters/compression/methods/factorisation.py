@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import starmap
 from typing import Protocol
 
@@ -295,7 +295,7 @@ class Factorisation:
     def _fixed(self) -> int:
         return 0 if self.in_bits else sum(part.fixed for part in self.parts.values())
 
-    @property
+    @cached_property
     def _by_layer(self) -> dict[str | tuple[str, int], Curve]:
         """Curves of all blocks, and sums of those of fused layers."""
         curves = dict[str | tuple[str, int], Curve]()
