@@ -68,6 +68,8 @@ engines: $(VENV)/.installed-test $(ENGINES)/$(LLAMA_CPP)/.built $(ENGINES)/reade
 	$(PIP) --no-deps --no-index --find-links $(ENGINES) llama-cpp-python
 	$(BIN)/python -m pytest --quiet -m engines tests/engines
 
+# Not for the processor at hand: a virtual machine may forbid instructions that the compiler finds there (AMX).
+$(ENGINES)/$(LLAMA_CPP)/.built: export CMAKE_ARGS ?= -DGGML_NATIVE=OFF
 $(ENGINES)/$(LLAMA_CPP)/.built: | $(BIN)/python
 	mkdir -p $(ENGINES)
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest $(ENGINES) llama-cpp-python==$(LLAMA_CPP_VERSION)

@@ -12,8 +12,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -38,7 +38,8 @@ class _ThreadState:
     lock = threading.RLock()
     n_calls = 0
     limit = 1
-    pool: ThreadPoolExecutor | None = None
+    jobs: SimpleQueue[tuple[Any, ...]] = SimpleQueue()  # of all threads of the pool
+    n_workers = 0
     this_thread = _ThisThread()
 
 
@@ -144,17 +145,34 @@ def run_parallel(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]])
             work(*piece)
         return
     with _ThreadState.lock:
-        if _ThreadState.pool is None:
-            entry = _ThreadState.this_thread, "in_pool", True
-            _ThreadState.pool = ThreadPoolExecutor(max(1, _core_count()), "tnlib", initializer=setattr, initargs=entry)
-        pool = _ThreadState.pool
-    futures = [pool.submit(work, *piece) for piece in pieces[1:]]
+        while _ThreadState.n_workers < min(len(pieces) - 1, _core_count()):
+            threading.Thread(target=_serve, args=(_ThreadState.jobs,), name="tnlib", daemon=True).start()
+            _ThreadState.n_workers += 1
+        jobs = _ThreadState.jobs
+    results: SimpleQueue[BaseException | None] = SimpleQueue()
+    for piece in pieces[1:]:
+        jobs.put((results, work, piece))
     try:
         work(*pieces[0])  # in the caller's own thread
     finally:
-        wait(futures)
-    for future in futures:
-        future.result()
+        problems = [results.get() for _ in pieces[1:]]
+    for problem in problems:
+        if problem is not None:
+            raise problem
+
+
+def _serve(jobs: SimpleQueue[tuple[Any, ...]]) -> None:
+    """Do jobs as they come; a future and its condition would take three times as long to start and to wait for."""
+    _ThreadState.this_thread.in_pool = True
+    while True:
+        results, work, piece = jobs.get()
+        try:
+            work(*piece)
+        except BaseException as problem:
+            results.put(problem)
+        else:
+            results.put(None)
+        del results, work, piece  # not kept until the next job
 
 
 def split_range(n: int, parts: int, *, multiple: int = 1) -> list[tuple[int, int]]:
@@ -185,7 +203,7 @@ def parallel_matmul(a: Array, b: Array, out: Array | None = None) -> Array:
 
 def _reset_after_fork() -> None:
     """Drop the state in a forked child: neither threads nor their calls survive a fork, and one may hold the lock."""
-    _ThreadState.lock, _ThreadState.pool = threading.RLock(), None
+    _ThreadState.lock, _ThreadState.jobs, _ThreadState.n_workers = threading.RLock(), SimpleQueue(), 0
     if _ThreadState.n_calls:
         _ThreadState.n_calls = 0
         _set_blas_threads(_ThreadState.limit)

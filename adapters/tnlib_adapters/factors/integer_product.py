@@ -16,7 +16,7 @@ from tnlib.linalg.threads import run_parallel, split_range, thread_count
 from tnlib_adapters.factors.integers import IntegerFormat
 
 Width: TypeAlias = tuple[int, ...]
-Matrix: TypeAlias = tuple[Array, Width, Any, Array, int]
+Matrix: TypeAlias = tuple[Array, Array, Width, Any, Array, int]
 
 _LARGE = 2**19  # numbers of a matrix that several threads share
 
@@ -78,19 +78,28 @@ def _parts(m: int, n: int) -> list[tuple[int, int]]:
 
 
 def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix:
-    """Return a matrix as the kernels read it: stored codes, width, code of 0, scales, and numbers of a group.
+    """Return a matrix as the kernels read it: stored codes, their words, width, code of 0, scales, numbers of a group.
 
     The width is a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in.
     """
     group = form.group if len(scales) > 1 else max(n, 1)
     scales = np.ascontiguousarray(scales)  # so that one compiled version serves all
     if not form.is_packed:
-        return stored.view(np.uint8), (), np.float32(128), scales, group
-    return stored, (0,) * form.bits, np.float32(form.centre), scales, group
+        codes = stored.view(np.uint8)
+        return codes, codes, (), np.float32(128), scales, group
+    return stored, _words(stored, form.bits), (0,) * form.bits, np.float32(form.centre), scales, group
+
+
+def _words(stored: Array, bits: int) -> Array:
+    """Return the words of 8 codes in each row; those of 3, 5 and 6 bytes with later bytes, where the row has 8 more."""
+    dtype = {2: np.uint16, 4: np.uint32}.get(bits, np.uint64)
+    m, n_bytes = stored.shape
+    count = max(0, (n_bytes - np.dtype(dtype).itemsize) // bits + 1)
+    return np.ndarray((m, count), dtype, stored if count else None, strides=(n_bytes, bits))
 
 
 @inlined
-def _codes(stored: Array, width: Width, words: Array) -> Array:
+def _codes(stored: Array, loaded: Array, width: Width, words: Array) -> Array:
     """Return the codes of a row, one in a byte.
 
     Of packed codes, 8 are spread over the halves of a word, then over their halves, and so on; the shifts are the same
@@ -101,15 +110,20 @@ def _codes(stored: Array, width: Width, words: Array) -> Array:
         for j in range(len(stored)):
             codes[j] = stored[j] ^ np.uint8(128)
         return codes
+    for k in range(len(loaded)):  # a loop of its own: words of 3, 5 and 6 bytes are not loaded several at once
+        words[k] = loaded[k]
+    for k in range(len(loaded), len(words)):
+        word = np.uint64(0)
+        for byte in range(len(width)):
+            word |= np.uint64(stored[len(width) * k + byte]) << np.uint64(8 * byte)
+        words[k] = word
     bits = np.uint64(len(width))
     one = np.uint64(1)
     half = (one << (4 * bits)) - one
     quarter = ((one << (2 * bits)) - one) * np.uint64(0x0000000100000001)
     eighth = ((one << bits) - one) * np.uint64(0x0001000100010001)
     for k in range(len(words)):
-        word = np.uint64(0)
-        for byte in range(len(width)):
-            word |= np.uint64(stored[len(width) * k + byte]) << np.uint64(8 * byte)
+        word = words[k]
         word = (word & half) | ((word >> (4 * bits)) & half) << np.uint64(32)
         word = (word & quarter) | ((word >> (2 * bits)) & quarter) << np.uint64(16)
         words[k] = (word & eighth) | ((word >> bits) & eighth) << np.uint64(8)
@@ -117,12 +131,14 @@ def _codes(stored: Array, width: Width, words: Array) -> Array:
 
 
 @kernel
-def _values(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, values: Array) -> None:
+def _values(
+    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, values: Array
+) -> None:
     """Set values[i, j] to the entries."""
     n = np.uint64(values.shape[1])  # unsigned indices are not tested for a sign, in loops that run in vector registers
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
-        codes, out, start = _codes(stored[i], width, words), values[i], np.uint64(0)
+        codes, out, start = _codes(stored[i], loaded[i], width, words), values[i], np.uint64(0)
         for g in range(len(scales)):
             stop = min(start + np.uint64(group), n)
             for j in range(start, stop):
@@ -132,13 +148,13 @@ def _values(stored: Array, width: Width, centre: np.float32, scales: Array, grou
 
 @kernel
 def _dot_products(
-    stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
+    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
 ) -> None:
     """Set y[i, v] to the sum over j of entry (i, j) times x[v, j]."""
     n = np.uint64(x.shape[1])
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
-        codes = _codes(stored[i], width, words)
+        codes = _codes(stored[i], loaded[i], width, words)
         for v in range(len(x)):
             inputs, total, start = x[v], np.float32(0), np.uint64(0)
             for g in range(len(scales)):
@@ -151,12 +167,14 @@ def _dot_products(
 
 
 @kernel
-def _add_rows(stored: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array) -> None:
+def _add_rows(
+    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
+) -> None:
     """Add the sum over i of x[i, v] times entry (i, j) to y[v, j]."""
     n = np.uint64(y.shape[1])
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
     for i in range(len(stored)):
-        codes = _codes(stored[i], width, words)
+        codes = _codes(stored[i], loaded[i], width, words)
         for v in range(x.shape[1]):
             sums, start = y[v], np.uint64(0)
             for g in range(len(scales)):

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,26 @@ def test_blas_has_its_threads_back_after_an_exception(limit: int, monkeypatch: p
 
 
 # ----------------------------------------------------------------------------------------------- beside other threads
+
+
+@pytest.mark.parametrize("failing", [0, 2])  # a piece of the caller's own thread, and one of another
+def test_an_exception_in_parallel_work_comes_after_all_pieces(failing: int) -> None:
+    done = []
+
+    def work(piece: int) -> None:
+        if piece == failing:
+            raise ValueError(f"piece {piece}")
+        time.sleep(0.01 * piece)
+        done.append(piece)
+
+    pieces = [(k,) for k in range(5)]
+    for _ in range(2):  # no thread of the pool ended
+        done.clear()
+        with pytest.raises(ValueError, match=f"piece {failing}"):
+            threads.run_parallel(work, pieces)
+        assert sorted(done) == [k for k in range(5) if k != failing]
+    threads.run_parallel(done.append, [(k,) for k in range(5, 9)])
+    assert sorted(done)[-4:] == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("name", mostly_slow(CALLS, ["tt_svd", "svd"]))
