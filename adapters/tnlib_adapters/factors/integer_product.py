@@ -21,73 +21,58 @@ Matrix: TypeAlias = tuple[Array, Array, Width, Any, Array, int]
 _LARGE = 2**19  # numbers of a matrix that several threads share
 
 
-def row_values(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
-    """Return the values, float32, of a matrix (m, n) in integers whose groups lie along its rows.
+class IntegerMatrix:
+    """A matrix (m, n) in integers whose groups lie along its rows, as kernels read it.
 
     `stored` are codes in C order, (m, bytes) uint8 if they are packed and (m, n) int8 otherwise; `scales` are
-    (groups, m) float32.
+    (groups, m) float32. Arrays in C order are not copied: changes of the scales in place are seen.
 
     >>> from tnlib_adapters.factors.integers import pack
-    >>> stored = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1)
-    >>> row_values(stored, np.ones((1, 1), np.float32), IntegerFormat(2, axis=1), 3).tolist()
+    >>> stored, scales = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1), np.ones((1, 1), np.float32)
+    >>> matrix = IntegerMatrix(stored, scales, IntegerFormat(2, axis=1), 3)
+    >>> matrix.values().tolist()
     [[-1.5, 1.5, -0.5]]
+    >>> matrix.times_rows(np.ones((1, 3), np.float32)).tolist(), matrix.times_columns(scales).tolist()
+    ([[-0.5]], [[-1.5, 1.5, -0.5]])
     """
-    values = np.empty((len(stored), n), np.float32)
-    parts = _parts(len(stored), n)
-    run_parallel(_values, [(*_arguments(stored[i:j], scales[:, i:j], form, n), values[i:j]) for i, j in parts])
-    return values
 
+    def __init__(self, stored: Array, scales: Array, form: IntegerFormat, n: int) -> None:
+        self.shape = len(stored), n
+        scales = np.ascontiguousarray(scales)  # so that one compiled version serves all
+        group = form.group if len(scales) > 1 else max(n, 1)
+        self._matrix: Matrix
+        if form.is_packed:
+            # a tuple of as many zeros as bits: its length is part of the type, and so compiled in
+            width, centre = (0,) * form.bits, np.float32(form.centre)
+            self._matrix = stored, _words(stored, form.bits), width, centre, scales, group
+        else:
+            codes = stored.view(np.uint8)
+            self._matrix = codes, codes, (), np.float32(128), scales, group
 
-def times_rows(x: Array, stored: Array, scales: Array, form: IntegerFormat) -> Array:
-    """Return x A^T, (vectors, m) float32, for x (vectors, n) float32 and the matrix A (m, n) of `row_values`.
+    def values(self) -> Array:
+        """Return the entries, float32."""
+        values = np.empty(self.shape, np.float32)
+        run_parallel(_values, [(self._matrix, i, j, values) for i, j in self._ranges()])
+        return values
 
-    >>> stored = np.array([[1, 2], [3, 4]], np.int8)
-    >>> times_rows(np.ones((1, 2), np.float32), stored, np.ones((1, 2), np.float32), IntegerFormat(8, axis=1)).tolist()
-    [[3.0, 7.0]]
-    """
-    n = x.shape[1]
-    y = np.empty((len(stored), len(x)), np.float32)
-    parts = _parts(len(stored), n)
-    run_parallel(_dot_products, [(*_arguments(stored[i:j], scales[:, i:j], form, n), x, y[i:j]) for i, j in parts])
-    return y.T
+    def times_rows(self, x: Array) -> Array:
+        """Return x A^T, (vectors, m) float32, for x (vectors, n) float32."""
+        y = np.empty((self.shape[0], len(x)), np.float32)
+        run_parallel(_dot_products, [(self._matrix, i, j, x, y) for i, j in self._ranges()])
+        return y.T
 
+    def times_columns(self, x: Array) -> Array:
+        """Return x A, (vectors, n) float32, for x (vectors, m) float32."""
+        columns, ranges = np.ascontiguousarray(x.T), self._ranges()
+        sums = np.zeros((len(ranges), len(x), self.shape[1]), np.float32)
+        run_parallel(_add_rows, [(self._matrix, i, j, columns, y) for (i, j), y in zip(ranges, sums, strict=True)])
+        total: Array = sums.sum(axis=0)
+        return total
 
-def times_columns(x: Array, stored: Array, scales: Array, form: IntegerFormat, n: int) -> Array:
-    """Return x A, (vectors, n) float32, for x (vectors, m) float32 and the matrix A (m, n) of `row_values`.
-
-    >>> stored, ones = np.array([[1, 2], [3, 4]], np.int8), np.ones((1, 2), np.float32)
-    >>> times_columns(ones, stored, ones, IntegerFormat(8, axis=1), 2).tolist()
-    [[4.0, 6.0]]
-    """
-    columns, parts = np.ascontiguousarray(x.T), _parts(len(stored), n)
-    sums = np.zeros((len(parts), len(x), n), np.float32)
-    run_parallel(
-        _add_rows,
-        [
-            (*_arguments(stored[i:j], scales[:, i:j], form, n), columns[i:j], y)
-            for (i, j), y in zip(parts, sums, strict=True)
-        ],
-    )
-    total: Array = sums.sum(axis=0)
-    return total
-
-
-def _parts(m: int, n: int) -> list[tuple[int, int]]:
-    """Return ranges of rows for one thread each."""
-    return split_range(m, thread_count()) if m * n >= _LARGE else [(0, m)]
-
-
-def _arguments(stored: Array, scales: Array, form: IntegerFormat, n: int) -> Matrix:
-    """Return a matrix as the kernels read it: stored codes, their words, width, code of 0, scales, numbers of a group.
-
-    The width is a tuple of as many zeros as bits, none for int8: a length is part of the type, and so compiled in.
-    """
-    group = form.group if len(scales) > 1 else max(n, 1)
-    scales = np.ascontiguousarray(scales)  # so that one compiled version serves all
-    if not form.is_packed:
-        codes = stored.view(np.uint8)
-        return codes, codes, (), np.float32(128), scales, group
-    return stored, _words(stored, form.bits), (0,) * form.bits, np.float32(form.centre), scales, group
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return ranges of rows for one thread each."""
+        m, n = self.shape
+        return split_range(m, thread_count()) if m * n >= _LARGE else [(0, m)]
 
 
 def _words(stored: Array, bits: int) -> Array:
@@ -131,13 +116,12 @@ def _codes(stored: Array, loaded: Array, width: Width, words: Array) -> Array:
 
 
 @kernel
-def _values(
-    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, values: Array
-) -> None:
+def _values(matrix: Matrix, i_start: int, i_stop: int, values: Array) -> None:
     """Set values[i, j] to the entries."""
+    stored, loaded, width, centre, scales, group = matrix
     n = np.uint64(values.shape[1])  # unsigned indices are not tested for a sign, in loops that run in vector registers
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
-    for i in range(len(stored)):
+    for i in range(i_start, i_stop):
         codes, out, start = _codes(stored[i], loaded[i], width, words), values[i], np.uint64(0)
         for g in range(len(scales)):
             stop = min(start + np.uint64(group), n)
@@ -147,13 +131,12 @@ def _values(
 
 
 @kernel
-def _dot_products(
-    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
-) -> None:
+def _dot_products(matrix: Matrix, i_start: int, i_stop: int, x: Array, y: Array) -> None:
     """Set y[i, v] to the sum over j of entry (i, j) times x[v, j]."""
+    stored, loaded, width, centre, scales, group = matrix
     n = np.uint64(x.shape[1])
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
-    for i in range(len(stored)):
+    for i in range(i_start, i_stop):
         codes = _codes(stored[i], loaded[i], width, words)
         for v in range(len(x)):
             inputs, total, start = x[v], np.float32(0), np.uint64(0)
@@ -167,13 +150,12 @@ def _dot_products(
 
 
 @kernel
-def _add_rows(
-    stored: Array, loaded: Array, width: Width, centre: np.float32, scales: Array, group: int, x: Array, y: Array
-) -> None:
+def _add_rows(matrix: Matrix, i_start: int, i_stop: int, x: Array, y: Array) -> None:
     """Add the sum over i of x[i, v] times entry (i, j) to y[v, j]."""
+    stored, loaded, width, centre, scales, group = matrix
     n = np.uint64(y.shape[1])
     words = np.empty((n + np.uint64(7)) // np.uint64(8), np.uint64)
-    for i in range(len(stored)):
+    for i in range(i_start, i_stop):
         codes = _codes(stored[i], loaded[i], width, words)
         for v in range(x.shape[1]):
             sums, start = y[v], np.uint64(0)

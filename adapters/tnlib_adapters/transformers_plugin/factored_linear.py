@@ -22,7 +22,7 @@ from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, 
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
 from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.transformers_plugin.integer_tensors import dequantized, multiply_few
+from tnlib_adapters.transformers_plugin.integer_tensors import PreparedProducts, dequantized, multiply_few
 
 
 class Factors(NamedTuple):
@@ -80,6 +80,7 @@ class FactoredLinear(nn.Module, ABC):
         self._home = () if factors.home is None else (factors.home,)
         self._names = {part: factors.stem + part for part in factors.shapes}
         self._shapes, self._formats = dict(factors.shapes), dict(factors.formats)
+        self._products = PreparedProducts()
         for name, parameter in factors.parameters.items():
             self.register_parameter(name, parameter)
         self.register_parameter("bias", None)
@@ -226,7 +227,8 @@ class FactoredLinear(nn.Module, ABC):
         """Return x times a part of two axes, or times its transpose."""
         factor, scale = self.held(name)
         if scale is not None and self._kept(name) is None:
-            y = multiply_few(x, factor, scale, self._formats[name], transposed=transposed)
+            form, prepared = self._formats[name], self._products
+            y = multiply_few(x, factor, scale, form, transposed=transposed, name=name, prepared=prepared)
             if y is not None:
                 return y
         values = self.part(name)
@@ -248,6 +250,10 @@ class FactoredLinear(nn.Module, ABC):
         """Return a tensor with the dtype and device of the factors."""
         factor, scale = self.held(next(iter(self._names)))
         return factor if scale is None else scale
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self._products.clear()  # of parameters that may move to another device, whose memory they would keep
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Create buffers that are not in the state dict, after the factors were moved to their device."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from tnlib._typing import Array
 from tnlib_adapters.factors.integers import IntegerFormat, period
 
 _FEWEST = 2**14  # bytes of codes for which a kernel is worth the time of compiling it
@@ -25,11 +29,11 @@ def dequantized(
         return codes.to(dtype) * scales.to(dtype)
     has_gradient = scales.requires_grad and torch.is_grad_enabled()
     if form.is_packed and dtype in _SHORT and not has_gradient and _by_kernel(codes, scales):
-        from tnlib_adapters.factors.integer_product import row_values  # loads numba
+        from tnlib_adapters.factors.integer_product import IntegerMatrix  # loads numba
 
         of_rows = scales.detach().float().movedim(axis, 0).reshape(form.n_groups(length), -1)
         rows = codes.reshape(-1, codes.shape[-1]).contiguous()
-        by_row = torch.from_numpy(row_values(rows.numpy(), of_rows.numpy(), form, length))
+        by_row = torch.from_numpy(IntegerMatrix(rows.numpy(), of_rows.numpy(), form, length).values())
         return by_row.reshape(*codes.shape[:-1], length).movedim(-1, axis).to(dtype)
     rows = _unpacked(codes, form.bits)[..., :length] if form.is_packed else codes.movedim(axis, -1)
     values, of_rows = rows.to(dtype) - form.centre, scales.to(dtype).movedim(axis, -1)
@@ -38,7 +42,23 @@ def dequantized(
     return (values * of_rows).movedim(-1, axis)
 
 
-def multiply_few(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, *, transposed: bool) -> Tensor | None:
+class PreparedProducts(dict[str, tuple[int, int, Any]]):
+    """Products of a layer by the name of the part, with the addresses of its codes and scales; copies are empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PreparedProducts, ()
+
+
+def multiply_few(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    form: IntegerFormat,
+    *,
+    transposed: bool,
+    name: str = "",
+    prepared: PreparedProducts | None = None,
+) -> Tensor | None:
     """Return x W, or x W^T if `transposed`, for a matrix W of stored codes; None where there is no kernel for it.
 
     Kernels take up to 8 vectors on the CPU, where gradients are disabled. Groups of packed codes must lie along the
@@ -46,24 +66,45 @@ def multiply_few(x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, 
     """
     n_in = x.shape[-1]
     is_few = 0 < x.numel() <= _MOST_VECTORS * n_in and x.dtype in _SHORT
-    if not is_few or torch.is_grad_enabled() or len(form.axes) > 1 or not _by_kernel(codes, scales):
+    if not is_few or torch.is_grad_enabled() or not _by_kernel(codes, scales):
         return None
-    from tnlib_adapters.factors.integer_product import times_columns, times_rows  # loads numba
-
-    along_rows = form.axes[0] == 1
-    rows, stored, by_group = x.float().numpy().reshape(-1, n_in), codes.numpy(), scales.detach().float().numpy()
-    if form.is_packed and along_rows == transposed:
-        y = times_rows(rows, stored, by_group.T if transposed else by_group, form)
-    elif not form.is_packed and (along_rows or len(by_group) == 1):
-        ones = np.ones((1, len(stored)), np.float32)
-        of_rows, of_columns = (by_group.T, ones[:, :1]) if along_rows else (ones, by_group)
-        if transposed:
-            y = times_rows(rows * of_columns, stored, of_rows, form)
-        else:
-            y = times_columns(rows, stored, of_rows, form, stored.shape[1]) * of_columns
+    addresses = codes.data_ptr(), scales.data_ptr()
+    known = None if prepared is None else prepared.get(name)
+    if known is not None and known[:2] == addresses and not transposed:
+        product = known[2]
     else:
+        product = _product(codes, scales, form, n_in, transposed=transposed)
+        # other scales are copied, and changes in place would not reach the copy
+        if prepared is not None and not transposed and scales.dtype == torch.float32 and scales.is_contiguous():
+            prepared[name] = *addresses, product
+    if product is None:
         return None
+    y = product(x.float().numpy().reshape(-1, n_in))
     return torch.from_numpy(y.reshape(*x.shape[:-1], y.shape[1])).to(x.dtype)
+
+
+def _product(
+    codes: Tensor, scales: Tensor, form: IntegerFormat, n_in: int, *, transposed: bool
+) -> Callable[[Array], Array] | None:
+    """Return the function x -> x W, or x W^T, of float32 vectors in rows; None where no kernel takes the format."""
+    from tnlib_adapters.factors.integer_product import IntegerMatrix  # loads numba
+
+    stored, by_group = codes.numpy(), scales.detach().float().numpy()
+    along_rows = form.axes[0] == 1
+    if len(form.axes) > 1:
+        return None
+    if form.is_packed:
+        if along_rows != transposed:
+            return None
+        return IntegerMatrix(stored, by_group.T if transposed else by_group, form, n_in).times_rows
+    if not along_rows and len(by_group) > 1:
+        return None
+    ones = np.ones((1, len(stored)), np.float32)
+    of_rows, of_columns = (by_group.T, ones[:, :1]) if along_rows else (ones, by_group)
+    matrix = IntegerMatrix(stored, of_rows, form, stored.shape[1])
+    if transposed:
+        return lambda x: matrix.times_rows(x * of_columns)
+    return lambda x: matrix.times_columns(x) * of_columns
 
 
 def _by_kernel(codes: Tensor, scales: Tensor) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracles import normal
 from slow_cases import mostly_slow
 from tnlib_adapters.factors import integer_product
-from tnlib_adapters.factors.integer_product import row_values, times_columns, times_rows
+from tnlib_adapters.factors.integer_product import IntegerMatrix
 from tnlib_adapters.factors.integers import BITS, IntegerFormat
 from tnlib_adapters.factors.rounding import round_to_nearest
 
@@ -26,15 +26,15 @@ def test_values_and_products_of_stored_integers(
 ) -> None:
     m, n = shape
     form = IntegerFormat(bits, axis=1, group=group, has_zero=has_zero)
-    matrix = round_to_nearest(normal(shape, seed=0).astype(np.float32), form, search=False)
-    stored = matrix.stored(), matrix.scales.T, form
-    assert np.array_equal(row_values(*stored, n), matrix.values())
-    values = matrix.values(np.float64)
+    rounded = round_to_nearest(normal(shape, seed=0).astype(np.float32), form, search=False)
+    matrix = IntegerMatrix(rounded.stored(), rounded.scales.T, form, n)
+    assert np.array_equal(matrix.values(), rounded.values())
+    values = rounded.values(np.float64)
 
     x, y = (normal((n_vectors, length), seed=1).astype(np.float32) for length in (n, m))
     for product, vectors, a in (
-        (times_rows(x, *stored), x, values.T),
-        (times_columns(y, *stored, n), y, values),
+        (matrix.times_rows(x), x, values.T),
+        (matrix.times_columns(y), y, values),
     ):
         assert product.dtype == np.float32
         rounding = (len(a) + 8) * np.finfo(np.float32).eps  # of a sum in any order
@@ -43,12 +43,12 @@ def test_values_and_products_of_stored_integers(
 
 def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     form = IntegerFormat(4, axis=1, group=32)
-    matrix = round_to_nearest(normal((37, 70), seed=0).astype(np.float32), form, search=False)
-    stored = matrix.stored(), matrix.scales.T, form
+    rounded = round_to_nearest(normal((37, 70), seed=0).astype(np.float32), form, search=False)
+    matrix = IntegerMatrix(rounded.stored(), rounded.scales.T, form, 70)
     x, y = np.ones((2, 70), np.float32), np.ones((2, 37), np.float32)
-    whole = row_values(*stored, 70), times_rows(x, *stored), times_columns(y, *stored, 70)
+    whole = matrix.values(), matrix.times_rows(x), matrix.times_columns(y)
     monkeypatch.setattr(integer_product, "_LARGE", 1)
     monkeypatch.setattr(integer_product, "thread_count", lambda: 3)
-    shared = row_values(*stored, 70), times_rows(x, *stored), times_columns(y, *stored, 70)
+    shared = matrix.values(), matrix.times_rows(x), matrix.times_columns(y)
     assert all(map(np.array_equal, shared[:2], whole[:2]))
     assert np.allclose(shared[2], whole[2], rtol=1e-5)

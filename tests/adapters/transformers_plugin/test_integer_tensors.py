@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,36 @@ def test_a_kept_copy_is_multiplied() -> None:
         assert differ(layer(x), before) < SINGLE
         layer.keep_values(keep=False)
         assert differ(layer(x), 2 * before) < SINGLE
+
+
+@pytest.mark.parametrize("form", [IntegerFormat(4, 0, 64), IntegerFormat(8, 0), IntegerFormat(8, 1)], ids=str)
+def test_a_prepared_product_follows_its_parameters(form: IntegerFormat) -> None:
+    layer = layer_of(form)
+    x = torch.from_numpy(normal((1, SHAPE[0]), seed=1)).float()
+    with torch.no_grad():
+        before = layer(x)
+        assert torch.equal(layer(x), before), "prepared"
+        weight, scale = layer.weight, layer.weight_scale
+        scale.data.mul_(2)
+        assert differ(layer(x), 2 * before) < SINGLE
+        layer.weight_scale = torch.nn.Parameter(scale * 2)
+        assert differ(layer(x), 4 * before) < SINGLE
+        layer.weight = torch.nn.Parameter(weight.flip(0), requires_grad=False)
+        assert differ(layer(x), 4 * before) > 0.1
+        layer.weight = weight
+        copied = copy.deepcopy(layer)
+        copied.weight_scale.mul_(0.5)
+        assert differ(copied(x), 2 * before) < SINGLE
+        assert differ(layer(x), 4 * before) < SINGLE
+        assert pickle.loads(pickle.dumps(layer))._products == {}
+        layer.double()
+        assert differ(layer(x.double()), 4 * before) < SINGLE
+        layer.bfloat16()
+        assert layer(x.bfloat16()).dtype == torch.bfloat16
+        scale = layer.weight_scale
+        half = layer(x.bfloat16())
+        scale.data.mul_(2)
+        assert differ(layer(x.bfloat16()), 2 * half) < SINGLE, "scales of another dtype are copied in every call"
 
 
 @pytest.mark.parametrize("bias", ["none", "stored row", "unit row"])
