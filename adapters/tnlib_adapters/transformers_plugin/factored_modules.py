@@ -55,11 +55,12 @@ def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Param
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=like.device)
 
-    parameters = {
+    # scales come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
+    parameters = {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
+    return parameters | {
         part: nn.Parameter(empty(shape, dtypes.get(part, like.dtype)), requires_grad=part not in dtypes)
         for part, shape in shapes.items()
     }
-    return parameters | {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
 
 
 def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:

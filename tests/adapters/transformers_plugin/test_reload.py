@@ -346,12 +346,16 @@ def test_factors_that_do_not_fit_are_refused(
 
 
 @pytest.mark.slow
-def test_sentences_of_a_trained_model(minilm_path: Path, folders: Folders, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "what"), [(Budget(keep=0.5), "attention"), (Budget(keep=1, store="int8"), "all")], ids=["floats", "int8"]
+)
+def test_sentences_of_a_trained_model(minilm_path: Path, tmp_path: Path, budget: Budget, what: str) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     texts = ["A train runs through the night.", "Tensors have legs.", "The matrix is the product of its factors."]
-    compress(minilm_path, tmp_path / "out", Budget(keep=0.5), what="attention")
+    compress(minilm_path, tmp_path / "out", budget, what=what, method="matrix")
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * 4
+    assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * (4 if what == "attention" else 6)
+    assert next(model.parameters()).dtype == torch.float32  # that of the other modules is made the same
     found = model.encode(texts, show_progress_bar=False)
     model[0].auto_model.dequantize()
     assert not any(isinstance(module, FactoredLinear) for module in model.modules())
