@@ -335,11 +335,13 @@ def as_list(function: str, parameter: str, values: Any, kind: str) -> Sequence[A
 
 
 def advice_for(value: Any, otherwise: str) -> str:
-    """Return the advice for a value of a wrong class: the part of a Fit, the converter of another library's class."""
+    """Return the advice for a value of a wrong class: the part of a Fit, the train of a Vidal, a converter."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
         if (package, kind.__name__) == ("tnlib", "Fit"):
             return "pass fit.value"
+        if (package, kind.__name__) == ("tnlib", "Vidal"):
+            return "pass its train()"
         if (package, kind.__name__) == ("tnlib", "SlabStream"):
             return "pass it to tt_svd, tucker or svd, which can read an array once"
         if package == "pyttb" and kind.__name__ in ("tensor", "sptensor"):

@@ -106,6 +106,20 @@ def test_a_fit_in_the_place_of_its_value(function: str) -> None:
         USES[function](tnlib.tt_svd(X))
 
 
+@pytest.mark.parametrize("function", ["entropy", "expectation", "inner", "round"])
+def test_a_vidal_form_in_the_place_of_its_train(function: str) -> None:
+    uses = {
+        "entropy": lambda t: tnlib.entropy(t, 1),
+        "expectation": lambda t: tnlib.expectation(t, np.eye(2), 0),
+        "inner": lambda t: tnlib.inner(t, t),
+        "round": tnlib.round,
+    }
+    form = tnlib.vidal(tnlib.ones((2, 2)))
+    with oracles.refused(TypeError, function, "Vidal", "pass its train()"):
+        uses[function](form)
+    uses[function](form.train())
+
+
 def _quimb() -> Any:
     return pytest.importorskip("quimb.tensor").MPS_rand_state(3, 2)
 

@@ -96,8 +96,8 @@ def apply_gate(
     sites = as_legs("apply_gate", "legs", legs, len(tt.cores), proper=False)
     if len(sites) not in (1, 2):
         raise ArgumentError(
-            f"apply_gate: legs must be one leg or two, got {sites}; make other gates a TTMatrix with tnlib.ttm_svd, "
-            "then use tnlib.embed and tnlib.apply."
+            f"apply_gate: legs must be one leg or two, got {sites}; for more pass tnlib.embed(gate, legs, tt.shape) to "
+            "tnlib.apply."
         )
     if len(sites) == 1:
         value = _on_one_leg(tt, _one_leg_gate(gate, tt.shape[sites[0]]), sites[0])
