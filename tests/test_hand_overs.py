@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,31 @@ def _laplacian(d: int) -> tnlib.TTMatrix:
 
 def _smooth() -> np.ndarray:
     return np.random.default_rng(0).random((6, 4)) @ np.random.default_rng(1).random((4, 35))
+
+
+def test_calls_of_the_table_run() -> None:
+    for package in ("tenpy", "quimb", "torchtt", "teneva", "tntorch", "pyttb", "tensorly"):
+        pytest.importorskip(package)
+    text = (Path(__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
+    table = text[text.index("## Not here, use") : text.index("### Completion")]
+    heisenberg = interop.quimb.from_quimb(pytest.importorskip("quimb.tensor").MPO_ham_heis(8))
+    names: dict[str, Any] = {"tnlib": tnlib, "np": np, "interop": interop}
+    names |= {
+        "A": heisenberg + 8 * tnlib.eye((2,) * 8),
+        "psi": _state(),
+        "t": _train((5, 5, 5)),
+        "z": _train((5, 5, 5)),
+    }
+    names |= {"x": np.abs(_smooth()).reshape(6, 5, 7), "y": np.ones((6, 4)), "slices": [np.eye(5)] * 3}
+    names |= {"core": np.random.default_rng(0).standard_normal((3, 2, 3)), "sparse": _sparse()}
+    rows = re.findall(r"^\| .* \| (.*) \|$", table, re.MULTILINE)
+    calls = [
+        call for row in rows for call in re.findall(r"`([^`]*)`", row) if re.search(r"[(@=]|\w\.\w|^import ", call)
+    ]
+    assert len(calls) > 40
+    for call in calls:
+        exec(call, names)
+    assert names["energy"] == pytest.approx(names["dmrg"].energy)  # of TeNPy and quimb
 
 
 def test_a_linear_system() -> None:

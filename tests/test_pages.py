@@ -123,7 +123,10 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "H": tnlib.embed(sz, 3, psi.shape),
         "vector": psi.full().ravel(),
         "matrix": np.eye(256),
+        "cores": psi.cores,
+        "J": np.ones((8, 8)),
         "gate": np.eye(4),
+        "w": 1e-10,
     }
     names |= {
         "cd": cd,
@@ -142,8 +145,8 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
     names["mps"].sites[0].add_op("Sz", sz)  # type: ignore[attr-defined]
     text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .* \| (.*) \|$", text[text.index("## States") : text.index("## Not here")], re.MULTILINE)
-    calls = [call for row in rows for call in re.findall(r"`([^`]*)`", row) if "(" in call or call == "psi.ranks"]
-    assert len(calls) > 25
+    calls = [call for row in rows for call in re.findall(r"`([^`]*)`", row) if re.search(r"[(@=]|\w\.\w", call)]
+    assert len(calls) > 70
     for call in calls:
         exec(call, names)
 
