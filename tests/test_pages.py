@@ -113,6 +113,31 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         _must_be_current(drawn)
 
 
+def calls_of_rows(section: str, until: str) -> list[list[str]]:
+    """Return the code in the last cell of every row of the page that chooses functions, between two headings."""
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| .* \| (.*) \|$", text[text.index(section) : text.index(until)], re.MULTILINE)
+    return [[call for call in re.findall(r"`([^`]*)`", cell) if re.search(r"[(=]|\w\.\w", call)] for cell in cells]
+
+
+@pytest.mark.filterwarnings("ignore::tnlib.ConvergenceWarning")  # cp at a rank above that of the array
+def test_calls_of_the_tables_of_arrays_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.einsum("i,j,k", *(np.arange(1.0, n) for n in (7, 8, 9)))
+    t = tnlib.random.tensor_train((32, 8, 16), 3, rng=0)
+    points = np.stack(np.unravel_index(np.arange(0, x.size, 5), x.shape), axis=1)
+    names: dict[str, object] = {"np": np, "tnlib": tnlib, "interop": interop, "x": x, "t": t, "a": t, "b": t}
+    names |= {"matrix": np.eye(36), "rows": (6, 6), "columns": (6, 6), "missing": x == 12.0, "file": {"u": x}}
+    names |= {"shape": x.shape, "points": points, "values": x[tuple(points.T)], "slabs": [np.ones((50, 64, 64))] * 2}
+    names |= {"f": lambda i: i.sum(axis=1), "g": np.sin, "index": (1, 2, 3), "weights": [np.ones(n) for n in t.shape]}
+    calls = calls_of_rows("## Arrays", "## States")
+    assert sum(map(len, calls)) > 40
+    for row in calls:
+        own = dict(names)
+        for call in row:
+            exec(call, own)
+
+
 def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sz, cd = np.diag([0.5, -0.5]), np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -123,7 +148,8 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "H": tnlib.embed(sz, 3, psi.shape),
         "vector": psi.full().ravel(),
         "matrix": np.eye(256),
-        "cores": psi.cores,
+        "cores": [core.copy() for core in psi.cores],
+        "torch": pytest.importorskip("torch"),
         "J": np.ones((8, 8)),
         "gate": np.eye(4),
         "w": 1e-10,
@@ -143,9 +169,7 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "mps": interop.tenpy.to_tenpy(psi),
     }
     names["mps"].sites[0].add_op("Sz", sz)  # type: ignore[attr-defined]
-    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .* \| (.*) \|$", text[text.index("## States") : text.index("## Not here")], re.MULTILINE)
-    calls = [call for row in rows for call in re.findall(r"`([^`]*)`", row) if re.search(r"[(@=]|\w\.\w", call)]
+    calls = [call for row in calls_of_rows("## States", "## Not here") for call in row]
     assert len(calls) > 70
     for call in calls:
         exec(call, names)
