@@ -1,4 +1,4 @@
-"""Methods that tnlib does not have, by the packages of docs/choose.md: from what tnlib hands over, and back to it."""
+"""Methods that tnlib does not have, by the calls of docs/other-packages.md: what tnlib hands over, and back to it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _smooth() -> np.ndarray:
 def test_calls_of_the_table_run() -> None:
     for package in ("tenpy", "quimb", "torchtt", "teneva", "tntorch", "pyttb", "tensorly"):
         pytest.importorskip(package)
-    text = (Path(__file__).parents[1] / "docs" / "choose.md").read_text(encoding="utf-8")
-    table = text[text.index("## Not here, use") : text.index("### Completion")]
+    text = (Path(__file__).parents[1] / "docs" / "other-packages.md").read_text(encoding="utf-8")
+    table = text[: text.index("## Completion")]
     heisenberg = interop.quimb.from_quimb(pytest.importorskip("quimb.tensor").MPO_ham_heis(8))
     names: dict[str, Any] = {"tnlib": tnlib, "np": np, "interop": interop}
     names |= {

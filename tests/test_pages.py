@@ -113,10 +113,9 @@ def test_examples_on_the_pages_run(page: str, tmp_path: Path, monkeypatch: pytes
         _must_be_current(drawn)
 
 
-def calls_of_rows(section: str, until: str) -> list[list[str]]:
-    """Return the code in the last cell of every row of the page that chooses functions, between two headings."""
-    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| .* \| (.*) \|$", text[text.index(section) : text.index(until)], re.MULTILINE)
+def calls_of_rows(text: str) -> list[list[str]]:
+    """Return the code in the last cell of every row of a page that chooses functions."""
+    cells = re.findall(r"^\| .* \| (.*) \|$", text, re.MULTILINE)
     return [[call for call in re.findall(r"`([^`]*)`", cell) if re.search(r"[(=]|\w\.\w", call)] for cell in cells]
 
 
@@ -136,7 +135,8 @@ def test_calls_of_the_tables_of_arrays_run(tmp_path: Path, monkeypatch: pytest.M
         "index": (1, 2, 3),
         "weights": [np.ones(n) for n in t.shape],
     }
-    calls = calls_of_rows("## Arrays", "## States")
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    calls = calls_of_rows(text[text.index("## Arrays") : text.index("## Not here")])
     assert sum(map(len, calls)) > 40
     for row in calls:
         own = dict(names)
@@ -175,7 +175,8 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "mps": interop.tenpy.to_tenpy(psi),
     }
     names["mps"].sites[0].add_op("Sz", sz)  # type: ignore[attr-defined]
-    calls = [call for row in calls_of_rows("## States", "## Not here") for call in row]
+    text = (ROOT / "docs" / "choose-states.md").read_text(encoding="utf-8")
+    calls = [call for row in calls_of_rows(text) for call in row]
     assert len(calls) > 70
     for call in calls:
         exec(call, names)

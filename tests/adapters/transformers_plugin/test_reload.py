@@ -354,7 +354,8 @@ def test_sentences_of_a_trained_model(minilm_path: Path, tmp_path: Path, budget:
     texts = ["A train runs through the night.", "Tensors have legs.", "The matrix is the product of its factors."]
     compress(minilm_path, tmp_path / "out", budget, what=what, method="matrix")
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * (4 if what == "attention" else 6)
+    of_layer = 4 if what == "attention" else 6
+    assert sum(isinstance(module, FactoredLinear) for module in model.modules()) == 6 * of_layer
     assert next(model.parameters()).dtype == torch.float32  # that of the other modules is made the same
     found = model.encode(texts, show_progress_bar=False)
     model[0].auto_model.dequantize()
