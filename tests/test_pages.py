@@ -128,6 +128,7 @@ def test_calls_of_the_tables_of_arrays_run(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, object] = {"np": np, "tnlib": tnlib, "interop": interop, "x": x, "t": t, "a": t, "b": t}
     names |= {"matrix": np.eye(36), "rows": (6, 6), "columns": (6, 6), "missing": x == 12.0, "file": {"u": x}}
     names |= {"shape": x.shape, "points": points, "values": x[tuple(points.T)], "slabs": [np.ones((50, 64, 64))] * 2}
+    names |= {"first": tnlib.cp(x, rank=2).value, "second": tnlib.cp(x, rank=2, rng=1).value}
     names |= {
         "f": lambda i: i.sum(axis=1),
         "g": np.sin,
