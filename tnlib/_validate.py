@@ -24,6 +24,7 @@ NATIVE = ("float32", "float64", "complex64", "complex128")
 NATIVE_DTYPES = frozenset(map(np.dtype, NATIVE))
 HALF = ("float16", "bfloat16")  # computed in float32
 
+_ADVICE = {"Fit": "pass fit.value", "Vidal": "pass its train()", "SlabStream": "pass it to tt_svd, tucker or svd"}
 _CONVERTED = frozenset(("quimb", "tenpy", "torchtt", "tensorly", "tntorch", "pyttb", "tensorkrowch"))
 
 _NUMPY = (np.ndarray, np.generic, list, tuple)  # converted by numpy, of which some have a namespace too
@@ -338,12 +339,8 @@ def advice_for(value: Any, otherwise: str) -> str:
     """Return the advice for a value of a wrong class: the part of a Fit, the train of a Vidal, a converter."""
     for kind in type(value).__mro__:
         package = kind.__module__.partition(".")[0]
-        if (package, kind.__name__) == ("tnlib", "Fit"):
-            return "pass fit.value"
-        if (package, kind.__name__) == ("tnlib", "Vidal"):
-            return "pass its train()"
-        if (package, kind.__name__) == ("tnlib", "SlabStream"):
-            return "pass it to tt_svd, tucker or svd, which can read an array once"
+        if package == "tnlib" and kind.__name__ in _ADVICE:
+            return _ADVICE[kind.__name__]
         if package == "pyttb" and kind.__name__ in ("tensor", "sptensor"):
             return "pass .full().double() of it"
         if package in _CONVERTED:

@@ -145,7 +145,7 @@ def run_parallel(work: Callable[..., object], pieces: Sequence[tuple[Any, ...]])
             work(*piece)
         return
     with _ThreadState.lock:
-        while _ThreadState.n_workers < min(len(pieces) - 1, _core_count()):
+        while _ThreadState.n_workers < len(pieces) - 1 and _ThreadState.n_workers < _core_count():
             threading.Thread(target=_serve, args=(_ThreadState.jobs,), name="tnlib", daemon=True).start()
             _ThreadState.n_workers += 1
         jobs = _ThreadState.jobs

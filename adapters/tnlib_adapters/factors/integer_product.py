@@ -76,7 +76,11 @@ class IntegerMatrix:
 
 
 def _words(stored: Array, bits: int) -> Array:
-    """Return the words of 8 codes in each row; those of 3, 5 and 6 bytes with later bytes, where the row has 8 more."""
+    """Return 8 codes of every row as a word, without a copy.
+
+    Words of 3, 5 and 6 bytes are read as 8, with the first bytes of those that follow. At the end of a row, where fewer
+    follow, words are left out.
+    """
     dtype = {2: np.uint16, 4: np.uint32}.get(bits, np.uint64)
     m, n_bytes = stored.shape
     count = max(0, (n_bytes - np.dtype(dtype).itemsize) // bits + 1)

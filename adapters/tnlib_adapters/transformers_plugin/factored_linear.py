@@ -22,7 +22,7 @@ from tnlib import CP, SVD, ArgumentError, ArgumentTypeError, LowRank, TTMatrix, 
 from tnlib._validate import as_array, to_numpy
 from tnlib_adapters.factors.factored_matrix import scale_name
 from tnlib_adapters.factors.integers import IntegerFormat
-from tnlib_adapters.transformers_plugin.integer_tensors import PreparedProducts, dequantized, multiply_few
+from tnlib_adapters.transformers_plugin.integer_tensors import FewVectorProducts, dequantized
 
 
 class Factors(NamedTuple):
@@ -80,7 +80,7 @@ class FactoredLinear(nn.Module, ABC):
         self._home = () if factors.home is None else (factors.home,)
         self._names = {part: factors.stem + part for part in factors.shapes}
         self._shapes, self._formats = dict(factors.shapes), dict(factors.formats)
-        self._products = PreparedProducts()
+        self._products = FewVectorProducts()
         for name, parameter in factors.parameters.items():
             self.register_parameter(name, parameter)
         self.register_parameter("bias", None)
@@ -227,8 +227,7 @@ class FactoredLinear(nn.Module, ABC):
         """Return x times a part of two axes, or times its transpose."""
         factor, scale = self.held(name)
         if scale is not None and self._kept(name) is None:
-            form, prepared = self._formats[name], self._products
-            y = multiply_few(x, factor, scale, form, transposed=transposed, name=name, prepared=prepared)
+            y = self._products.multiply(name, x, factor, scale, self._formats[name], transposed=transposed)
             if y is not None:
                 return y
         values = self.part(name)

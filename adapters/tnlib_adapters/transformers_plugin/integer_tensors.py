@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.integers import IntegerFormat, period
+
+_Product: TypeAlias = Callable[[Array], Array]
 
 _FEWEST = 2**14  # bytes of codes for which a kernel is worth the time of compiling it
 _MOST_VECTORS = 8  # more are faster by BLAS, dequantization included
@@ -42,63 +44,57 @@ def dequantized(
     return (values * of_rows).movedim(-1, axis)
 
 
-class PreparedProducts(dict[str, tuple[int, int, Any]]):
-    """Products of a layer by the name of the part, with the addresses of its codes and scales; copies are empty."""
+class FewVectorProducts:
+    """Products of few vectors with the parts of a layer in integers, prepared at the first call. Copies are empty."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[
+            str, tuple[tuple[int, int], _Product | None]
+        ] = {}  # by part, with addresses of its tensors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PreparedProducts, ()
+        return FewVectorProducts, ()
+
+    def clear(self) -> None:
+        """Drop what refers to tensors."""
+        self._prepared.clear()
+
+    def multiply(
+        self, name: str, x: Tensor, codes: Tensor, scales: Tensor, form: IntegerFormat, *, transposed: bool
+    ) -> Tensor | None:
+        """Return x W, or x W^T if `transposed`, for the part W of these codes; None where there is no kernel for it.
+
+        Kernels take up to 8 vectors on the CPU, where gradients are disabled. Groups of packed codes must lie along the
+        axis that is summed over; int8 has one scale per row or per column.
+        """
+        n_in = x.shape[-1]
+        is_few = 0 < x.numel() <= _MOST_VECTORS * n_in and x.dtype in _SHORT
+        if not is_few or torch.is_grad_enabled() or not _by_kernel(codes, scales):
+            return None
+        addresses = codes.data_ptr(), scales.data_ptr()
+        known, product = self._prepared.get(name, (None, None))
+        if transposed or known != addresses:
+            product = _product(codes, scales, form, n_in, transposed=transposed)
+            # other scales are copied, and changes in place would not reach the copy
+            if not transposed and scales.dtype == torch.float32 and scales.is_contiguous():
+                self._prepared[name] = addresses, product
+        if product is None:
+            return None
+        y = product(x.float().numpy().reshape(-1, n_in))
+        return torch.from_numpy(y.reshape(*x.shape[:-1], y.shape[1])).to(x.dtype)
 
 
-def multiply_few(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    form: IntegerFormat,
-    *,
-    transposed: bool,
-    name: str = "",
-    prepared: PreparedProducts | None = None,
-) -> Tensor | None:
-    """Return x W, or x W^T if `transposed`, for a matrix W of stored codes; None where there is no kernel for it.
-
-    Kernels take up to 8 vectors on the CPU, where gradients are disabled. Groups of packed codes must lie along the
-    axis that is summed over; int8 has one scale per row or per column.
-    """
-    n_in = x.shape[-1]
-    is_few = 0 < x.numel() <= _MOST_VECTORS * n_in and x.dtype in _SHORT
-    if not is_few or torch.is_grad_enabled() or not _by_kernel(codes, scales):
+def _product(codes: Tensor, scales: Tensor, form: IntegerFormat, n_in: int, *, transposed: bool) -> _Product | None:
+    """Return the product of float32 vectors with W, or W^T; None where no kernel takes the format."""
+    along_rows = form.axes[0] == 1
+    has_kernel = along_rows == transposed if form.is_packed else along_rows or len(scales) == 1
+    if len(form.axes) > 1 or not has_kernel:
         return None
-    addresses = codes.data_ptr(), scales.data_ptr()
-    known = None if prepared is None else prepared.get(name)
-    if known is not None and known[:2] == addresses and not transposed:
-        product = known[2]
-    else:
-        product = _product(codes, scales, form, n_in, transposed=transposed)
-        # other scales are copied, and changes in place would not reach the copy
-        if prepared is not None and not transposed and scales.dtype == torch.float32 and scales.is_contiguous():
-            prepared[name] = *addresses, product
-    if product is None:
-        return None
-    y = product(x.float().numpy().reshape(-1, n_in))
-    return torch.from_numpy(y.reshape(*x.shape[:-1], y.shape[1])).to(x.dtype)
-
-
-def _product(
-    codes: Tensor, scales: Tensor, form: IntegerFormat, n_in: int, *, transposed: bool
-) -> Callable[[Array], Array] | None:
-    """Return the function x -> x W, or x W^T, of float32 vectors in rows; None where no kernel takes the format."""
     from tnlib_adapters.factors.integer_product import IntegerMatrix  # loads numba
 
     stored, by_group = codes.numpy(), scales.detach().float().numpy()
-    along_rows = form.axes[0] == 1
-    if len(form.axes) > 1:
-        return None
     if form.is_packed:
-        if along_rows != transposed:
-            return None
         return IntegerMatrix(stored, by_group.T if transposed else by_group, form, n_in).times_rows
-    if not along_rows and len(by_group) > 1:
-        return None
     ones = np.ones((1, len(stored)), np.float32)
     of_rows, of_columns = (by_group.T, ones[:, :1]) if along_rows else (ones, by_group)
     matrix = IntegerMatrix(stored, of_rows, form, stored.shape[1])

@@ -1,4 +1,4 @@
-"""Alternating least gram_matrices for the CP format, on factors (n[k], R) without separate weights."""
+"""Alternating least squares for the CP format, on factors (n[k], R) without separate weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Iterate(NamedTuple):
 def als(x: Array, size: float, factors: Sequence[Array], *, n_iter: int, target: float, slow: float) -> Iterate:
     """Sweep over the legs of `x`, of norm `size`; each step solves for one factor with the others fixed.
 
-    With K the Khatri-Rao product of the other factors, the least gram_matrices problem X_k = A_k K^T has the normal
+    With K the Khatri-Rao product of the other factors, the least squares problem X_k = A_k K^T has the normal
     equations A_k (K^T conj(K)) = X_k conj(K), and K^T conj(K) is the entrywise product of their Gram matrices.
 
     The legs form two halves, and X_k conj(K) starts for all legs of one half with the same matrix product, that
@@ -136,7 +136,7 @@ CONSTRAINTS = {"nonnegative": "non_negative", "monotone": "monotonicity", "unimo
 def constrained_cp(
     x: Array, factors: Sequence[Array], *, constraint: str, n_iter: int, slow: float, target: float
 ) -> Iterate:
-    """Start from the moduli of `factors`: non-negative by hierarchical least gram_matrices, the others by AO-ADMM."""
+    """Start from the moduli of `factors`: non-negative by hierarchical least squares, the others by AO-ADMM."""
     from tensorly.cp_tensor import CPTensor
     from tensorly.decomposition import constrained_parafac, non_negative_parafac_hals
 
