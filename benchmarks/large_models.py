@@ -298,7 +298,7 @@ ABOUT = """\
 own process. "Copying" is the time to read the weight files and write those of the result, "SVDs" the time of one SVD
 of every weight, both measured in the same run; "seconds to both" is the ratio of the seconds to the sum of these two
 times. Models that are named by their number of layers hold 64 MiB of factors in memory, less than the factors of
-their layers; the others hold 512 MiB, the default. Factors beyond that are in temporary files."""
+their layers; the others hold 256 MiB, the default. Factors beyond that are in temporary files."""
 ABOUT_CALIBRATED = f"""\
 The same with calibration data of {TEXT:,} tokens in windows of 256 (`--calibrate TEXT --what all --keep 0.5`). "One
 pass" is a forward pass of the original over this text, block by block, in the same run. Both times are CPU times,

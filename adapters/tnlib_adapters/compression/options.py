@@ -160,7 +160,7 @@ class Run:
         Bound of the resident memory of the process, in bytes. What the libraries and the work on the largest weight
         leave of it is shared by a batch of the text, the factors in memory and the weights of the running model;
         factors beyond their share are written into a hidden folder beside `out`, which is removed at the end. Batches
-        of fewer than 1,024 tokens change the result. None for the defaults, with 512 MiB of factors.
+        of fewer than 1,024 tokens change the result. None for the defaults, with 256 MiB of factors.
     folder
         Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics.
         After an interruption the same call goes on from it, at the block where it stopped. The statistics stay there,

@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -179,24 +179,27 @@ def forward(
     streams: Streams,
     step: Callable[[int, int], None] = lambda _block, _batch: None,
     *,
-    keep: bool = True,
+    inputs: Collection[int] | None = None,
 ) -> list[list[Call]]:
-    """Store the inputs of all blocks, "stream-0" and so on, and the output of the last; only that if not `keep`.
+    """Store the inputs of blocks, "stream-0" and so on, and the output of the last; `inputs` None for all blocks.
 
     Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
     called with the indices of the block and of the batch, before each.
     """
+    n = len(outer.model.layers)
+    wanted = {*(range(n) if inputs is None else inputs), n}
+    missing = [k for k in sorted(wanted) if not streams.has(f"stream-{k}")] or [0]
     calls = enter(outer, streams)
+    start = max(k for k in range(missing[0] + 1) if streams.has(f"stream-{k}"))
     with torch.no_grad():
-        for k in range(len(outer.model.layers)):
-            if streams.has(f"stream-{k + 1}"):
-                continue
-            for b in range(len(streams.batches)):
-                step(k, b)
-                x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
-                streams.write(f"stream-{k + 1}", b, x)
-            streams.finish(f"stream-{k + 1}")
-            if not keep:
+        for k in range(start, missing[-1]):
+            if not streams.has(f"stream-{k + 1}"):
+                for b in range(len(streams.batches)):
+                    step(k, b)
+                    x = run_block(outer.model, k, streams.read(f"stream-{k}", b), calls[b][k])
+                    streams.write(f"stream-{k + 1}", b, x)
+                streams.finish(f"stream-{k + 1}")
+            if k not in wanted:
                 streams.remove(f"stream-{k}")
     return calls
 
@@ -241,7 +244,7 @@ class Outputs:
     def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:
         self._outer, self._streams = OuterLayers(model), Streams.temporary(batches, model.sizes.d_model)
         total = len(model.layers) * len(batches)
-        forward(self._outer, self._streams, lambda k, b: progress(k * len(batches) + b, total), keep=False)
+        forward(self._outer, self._streams, lambda k, b: progress(k * len(batches) + b, total), inputs=())
         progress(total, total)
         model.drop()
 

@@ -75,7 +75,7 @@ class _OutputFit:
 
     def __init__(self, model: RunningModel, streams: Streams, matrices: Matrices, *, with_vectors: bool) -> None:
         self._streams, self._original, self._matrices = streams, OuterLayers(model), matrices
-        self._calls = forward(self._original, streams)
+        self._calls = forward(self._original, streams, inputs=())
         in_blocks = [[name for name in names if name in matrices] for names in model.wiring.modules_by_block]
         outside = matrices.keys() - {name for names in in_blocks for name in names}
         tables = {name: _values_of(*matrices[name]) for name in outside}

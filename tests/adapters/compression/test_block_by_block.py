@@ -18,17 +18,19 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
+from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses  # noqa: E402
 from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
     round_weights,
 )
+from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
-from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
+from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_uses  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -210,6 +212,32 @@ def test_streams_are_split_by_texts(llama: Path) -> None:
     for whole, parts in (([b.ids for b in streams.batches], [b.ids for b in split.batches]), (wanted, found)):
         texts, again = ([text for batch in batches for text in batch] for batches in (whole, parts))
         assert all(torch.equal(*pair) for pair in zip(texts, again, strict=True))
+
+
+def test_streams_that_are_missing_are_made_from_the_last_before_them(llama: Path) -> None:
+    model = open_running(llama)
+    outer, n = OuterLayers(model), len(model.layers)
+    streams = Streams.temporary(model.batches(TEXT), model.sizes.d_model)
+    forward(outer, streams)
+    wanted = {k: streams.read(f"stream-{k}", 0) for k in range(n + 1)}
+    for k in (0, 2, n):
+        streams.remove(f"stream-{k}")
+    ran = list[int]()
+    forward(outer, streams, lambda k, _: ran.append(k), inputs=[2])
+    assert set(ran) == {1, n - 1}
+    assert all(torch.equal(streams.read(f"stream-{k}", 0), wanted[k]) for k in (2, n))
+
+
+@pytest.mark.parametrize("keeps_streams", [True, False])
+def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Path) -> None:
+    model = open_running(llama)
+    batches, n, of_group = model.batches(TEXT), len(model.layers), dict[int, Statistics]()
+    streams = Streams.temporary(batches, model.sizes.d_model)
+    passes = StatisticsPasses(model, find_uses(model), batches, streams, quiet, keeps_streams=keeps_streams)
+    passes.run(of_group.__setitem__)
+    assert len(of_group) == n
+    stored = {file.name for file in streams.folder.iterdir()}
+    assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_streams else (n,))}
 
 
 def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluation:

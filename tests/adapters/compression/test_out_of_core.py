@@ -157,7 +157,7 @@ def test_files_are_removed_with_their_factors(tmp_path: Path) -> None:
 
 def test_the_last_plan_frees_each_part_once_its_factors_are_stored() -> None:
     factorisation = factorise(open_checkpoint(builtin_path("llama")), "matrix", what="all")
-    held = [weakref.ref(cast(LazyPart, part).load()) for part in factorisation.parts.values()]
+    held = [weakref.ref(part.load) for part in factorisation.parts.values()]
     choice = factorisation.select(Budget(keep=0.5))
     kept, n_freed = factorisation.plan_of(choice), list[int]()
     assert all(part() for part in held)

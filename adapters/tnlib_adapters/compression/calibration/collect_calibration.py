@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -77,14 +77,22 @@ class SelectedWeights:
 
         return find_uses(model, self.names, attention=bool(self.layers))
 
-    def read_group(self, group: int, uses: WeightUses, statistics: Statistics) -> WeightGroup:
-        """Read the weights of a group."""
+    def read_group(self, group: int, uses: WeightUses, statistics: Statistics) -> Iterator[WeightGroup]:
+        """Read the weights of a group; tables, which are large, one after the other."""
+        from tnlib_adapters.instrument.stored_weights import OUTSIDE
+
         checkpoint, projections, module = self.checkpoint, None, ""
+        names = [name for name in self.names if uses[name].group == group]
+        if group == OUTSIDE:
+            for name in names:
+                yield WeightGroup(group, module, statistics, None, {name: read_weight(checkpoint, name)})
+            return
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
             module = checkpoint.wiring.attention_modules[group]
-        weights = {name: read_weight(checkpoint, name) for name in self.names if uses[name].group == group}
-        return WeightGroup(group, module, statistics, projections, weights)
+        yield WeightGroup(
+            group, module, statistics, projections, {name: read_weight(checkpoint, name) for name in names}
+        )
 
     @property
     def _drops_keys(self) -> bool:
@@ -169,20 +177,23 @@ def collect_calibration(
             parts.update({module: LazyPart(part, workspace) for module, part in made.items()})
 
     def factorise(group: int, statistics: Statistics) -> None:
-        call = partial(parts_of, checkpoint, weights.read_group(group, uses, statistics))
-        pending.append(workers.submit(call))
-        gather(workers.n_pending - 1)
+        for read in weights.read_group(group, uses, statistics):
+            pending.append(workers.submit(partial(parts_of, checkpoint, read)))
+            del read  # and its weights
+            gather(workers.n_pending - 1)
 
     def collected(group: int, statistics: Statistics) -> None:
         folder.save(group, statistics)
         factorise(group, statistics)
 
     if set(done) < set(groups):
-        StatisticsPasses(model, uses, sample, streams, request.run.progress).run(collected, done)
+        keeps = folder.keeps_streams
+        passes = StatisticsPasses(model, uses, sample, streams, request.run.progress, keeps_streams=keeps)
+        passes.run(collected, done)
     elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
         from tnlib_adapters.instrument.block_passes import OuterLayers, forward
 
-        forward(OuterLayers(model), streams)
+        forward(OuterLayers(model), streams, inputs=None if folder.keeps_streams else ())
     for group in done:  # collected before
         keys = (key for name, use in uses.items() if use.group == group for key in (name, use.reads))
         factorise(group, folder.statistics(group, set(keys)))

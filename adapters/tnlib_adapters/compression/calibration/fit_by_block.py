@@ -20,7 +20,7 @@ from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArray
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import TokenSequences
+from tnlib_adapters.compression.text import TokenSequences, sample_batches
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
@@ -100,15 +100,16 @@ def factorise_and_fit(
     of the run belongs to another model, text or choice of weights.
     """
     checkpoint, model = source.checkpoint, source.original
-    batches, folder = model.batches(text), CalibrationFolder(request.folder)
-    streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
+    batches = model.batches(text)
     n_steps, n_output_batches = fit_steps(
-        len(streams_of().batches),
+        len(sample_batches(batches, request.tokens)),
         request.effort,
         in_bits=request.in_bits,
         fit_in_memory=model.fits_in_memory,
         predicts=model.predicts,
     )
+    folder = CalibrationFolder(request.folder, keeps_streams=n_steps > 0)
+    streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
     parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:

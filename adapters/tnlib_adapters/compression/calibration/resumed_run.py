@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
@@ -50,10 +50,13 @@ _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\
 
 
 class CalibrationFolder:
-    """Folder of what a run stores between blocks; a temporary one, without statistics, is removed with the object."""
+    """Folder of what a run stores between blocks; a temporary one, without statistics, is removed with the object.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._is_temporary = folder is None
+    It `keeps_streams` at the inputs of blocks after the statistics, for the fit of layers.
+    """
+
+    def __init__(self, folder: Path | None = None, *, keeps_streams: bool = True) -> None:
+        self._is_temporary, self.keeps_streams = folder is None, keeps_streams
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -241,7 +244,7 @@ class _UpperTriangle(ComputedTensor):
     def read_stored(self) -> Array:
         """Return the entries."""
         matrix = self.matrix.read_stored() if isinstance(self.matrix, TensorInfo) else self.matrix
-        return np.ascontiguousarray(matrix[_upper(len(matrix))], STORED_AS[self.dtype])
+        return upper_triangle(matrix).astype(STORED_AS[self.dtype], copy=False)
 
 
 def _entry(name: str, dtype: str, values: Array | TensorInfo) -> Entry:
@@ -256,14 +259,4 @@ def _entry(name: str, dtype: str, values: Array | TensorInfo) -> Entry:
 def _read(info: TensorInfo) -> Array:
     """Return values that `_entry` saved."""
     values = info.read_stored()
-    if not info.name.endswith(_UPPER):
-        return values
-    n = (math.isqrt(8 * len(values) + 1) - 1) // 2
-    matrix, upper = np.empty((n, n), values.dtype), _upper(n)
-    matrix[upper] = matrix.T[upper] = values
-    return matrix
-
-
-def _upper(n: int) -> Array:
-    mask: Array = np.tri(n, dtype=bool).T
-    return mask
+    return from_upper_triangle(values) if info.name.endswith(_UPPER) else values

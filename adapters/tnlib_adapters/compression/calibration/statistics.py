@@ -59,23 +59,32 @@ class Statistics:
     def reads_of_projection(self, k: int, name: str, rows: int) -> Array:
         """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
         moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]
-        return moments[:rows, :rows]
+        return moments if len(moments) == rows else moments[:rows, :rows]  # one object is stored once
 
 
 class StatisticsPasses:
     """A forward pass, and a backward pass of one probe, that collect the statistics of every group of weights.
 
-    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again.
-    Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
+    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again; with
+    `keeps_streams` those at the inputs of blocks stay for the fit of layers. Gradients at the inputs of the blocks are
+    stored beside them: "gradient-3" at block 3.
     """
 
     def __init__(
-        self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], streams: Streams, progress: Progress
+        self,
+        model: RunningModel,
+        uses: WeightUses,
+        batches: Sequence[Batch],
+        streams: Streams,
+        progress: Progress,
+        *,
+        keeps_streams: bool = True,
     ) -> None:
         from tnlib_adapters.instrument.block_passes import OuterLayers
 
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
+        self._keeps_streams = keeps_streams
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
 
     def run(self, save: Callable[[int, Statistics], None], done: Collection[int] = ()) -> None:
@@ -84,7 +93,8 @@ class StatisticsPasses:
         from tnlib_adapters.instrument.stored_weights import OUTSIDE
         from tnlib_adapters.instrument.weight_inputs import of_group
 
-        calls = forward(self._outer, self._streams, self._show_forward)
+        inputs = [k for k in range(self._n) if self._keeps_streams or k not in done]
+        calls = forward(self._outer, self._streams, self._show_forward, inputs=inputs)
         outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
         sums = WeightedMoments(self._model, outside, self._batches, self._workspace)
         has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
@@ -94,6 +104,8 @@ class StatisticsPasses:
             if k not in done:
                 save(k, self._of_block(k, calls))
             self._streams.remove(f"gradient-{k + 1}")
+            if not self._keeps_streams:
+                self._streams.remove(f"stream-{k}")
             release_free_memory()
         if outside:
             self._at_input(sums, outside)

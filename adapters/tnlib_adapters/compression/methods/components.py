@@ -51,6 +51,24 @@ def second_moments(x: Array) -> Array:
     return moments
 
 
+def upper_triangle(moments: Array) -> Array:
+    """Return the rows of a symmetric matrix from the diagonal on, as one vector.
+
+    >>> upper_triangle(np.array([[1.0, 2.0], [2.0, 3.0]]))
+    array([1., 2., 3.])
+    """
+    triangle: Array = moments[np.tri(len(moments), dtype=bool).T]
+    return triangle
+
+
+def from_upper_triangle(triangle: Array) -> Array:
+    """Return the symmetric matrix of `upper_triangle`."""
+    n = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
+    moments, upper = np.empty((n, n), triangle.dtype), np.tri(n, dtype=bool).T
+    moments[upper] = moments.T[upper] = triangle
+    return moments
+
+
 def damped(moments: Array, share: float) -> Array:
     """Return second moments plus `share` of their mean on the diagonal, which raises small eigenvalues."""
     if moments.ndim == 1:

@@ -28,6 +28,7 @@ from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatri
 from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
+from tnlib_adapters.files.process_memory import release_free_memory
 
 # error measures: without a text the root mean square over blocks, see `root_mean_square`; with one, of model outputs
 RELATIVE = "relative error"
@@ -282,6 +283,7 @@ class Factorisation:
             yield module, matrices
             del matrices  # the name would keep them in memory while the next are made
             self.parts[module].free()
+            release_free_memory()
 
     def by_part(self, choice: Sequence[int]) -> list[Sequence[int]]:
         """Return the options of the blocks of every part."""

@@ -19,10 +19,11 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.executor import SERIAL, Workers
+from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.safetensors_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
-CACHE_BYTES = 2**29
+CACHE_BYTES = 2**28
 _NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
@@ -82,28 +83,33 @@ class Factorised(Protocol):
 
 
 class LazyPart:
-    """A factorised layer or weight that `load` returns from memory, or with its arrays from a file of its workspace."""
+    """A factorised layer or weight that `load` makes from its arrays, in memory or in a file of its workspace."""
 
     def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
-        self.load: Callable[[], Any] = lambda: part
         emptied, arrays = _without_arrays(part)
-        if workspace.admits(part, sum(a.nbytes for a in arrays)):
-            return
-        if stored := workspace.write(self, [Entry(str(k), "U8", a) for k, a in enumerate(arrays)]):
-            self.load = lambda: pickle.loads(emptied, buffers=[array.read_stored() for array in stored.values()])
+        stored = StoredArrays(workspace)
+        stored.add({str(k): a for k, a in enumerate(arrays)})
+        self.load: Callable[[], Any] = lambda: pickle.loads(emptied, buffers=stored.values())
 
     def free(self) -> None:
-        """Free the memory of the factors, which cannot be loaded again; the curves stay."""
+        """Free the memory or the file of the factors, which cannot be loaded again; the curves stay."""
         del self.load
 
 
 class _Contiguous(pickle.Pickler):
-    """Pickler that passes every array to its callback: those of the base class have to be contiguous."""
+    """Pickler that passes every array to its callback: those of the base class have to be contiguous.
+
+    Of symmetric matrices, such as second moments, it passes one half.
+    """
 
     def reducer_override(self, value: Any) -> Any:
-        is_copied = isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous)
+        if not isinstance(value, np.ndarray):
+            return NotImplemented
+        if value.ndim == 2 and np.array_equal(value, value.T):
+            return from_upper_triangle, (upper_triangle(value),)
+        is_copied = not (value.flags.c_contiguous or value.flags.f_contiguous)
         return np.ascontiguousarray(value).__reduce_ex__(5) if is_copied else NotImplemented
 
 

@@ -267,7 +267,7 @@ class QuantizedWeight:
         if chosen.rank is None:
             whole = round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes)
             return RoundedProduct((whole,), (self.weight,))
-        return self._product(chosen.rank, chosen.form.bits)
+        return self._product(self._components(), chosen.rank, chosen.form.bits)
 
     def _whole(self) -> list[Option]:
         """Return the whole weight in all widths and groups, with losses relative to the measured one at 3 bits."""
@@ -288,8 +288,9 @@ class QuantizedWeight:
         if not ranks:
             return []
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
-        truncated = self._metric.scale * self._truncated
-        losses = [self._loss(self._product(rank, _MEASURED, descend=False).values()) for rank in ranks]
+        factors = self._components()
+        truncated = self._metric.loss(self.weight) * factors.lost
+        losses = [self._loss(self._product(factors, rank, _MEASURED, descend=False).values()) for rank in ranks]
         rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
         measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
         options = list[Option]()
@@ -300,21 +301,14 @@ class QuantizedWeight:
                 options.append(Option(IntegerFormat(bits, 0), rank, cost, rank * sum(shape), loss))
         return options
 
-    @cached_property
     def _components(self) -> Components:
+        """Return the components; they are not kept, as they are larger than the weight."""
         return components(self.weight, self._metric.reads, self._metric.slopes)
 
-    @property
-    def _truncated(self) -> Array:
-        """`rounding_loss` of the first 0, 1, ... components."""
-        total = rounding_loss(self.weight, self._metric.reads, self._metric.slopes)
-        truncated: Array = total * self._components.lost
-        return truncated
-
-    def _product(self, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
-        """Return the rounded factors of this rank."""
+    def _product(self, factors: Components, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
+        """Return the rounded factors of the first components."""
         mixing = _cosine_transform(rank).astype(self.weight.dtype)
-        left, right = self._components.left[:, :rank] @ mixing, mixing.T @ self._components.right[:rank]
+        left, right = factors.left[:, :rank] @ mixing, mixing.T @ factors.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
         inner = right @ right.T if self._metric.slopes is None else right @ self._metric.slopes @ right.T
         first = round_compensated(left, forms[0], self._metric.reads, inner, descend=descend)
