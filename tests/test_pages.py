@@ -147,7 +147,7 @@ def test_calls_of_the_tables_of_arrays_run(tmp_path: Path, monkeypatch: pytest.M
 
 def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sz, cd = np.diag([0.5, -0.5]), np.array([[0.0, 0.0], [1.0, 0.0]])
+    sz, lower = np.diag([0.5, -0.5]), np.array([[0.0, 0.0], [1.0, 0.0]])
     psi, phi = (tnlib.tt_svd(x / np.linalg.norm(x)).value for x in np.random.default_rng(0).random((2, *(2,) * 8)))
     interop.itensor.write("psi.h5", psi)
     names: dict[str, object] = {"np": np, "tnlib": tnlib, "interop": interop, "psi": psi, "phi": phi, "sz": sz}
@@ -162,13 +162,11 @@ def test_calls_of_the_table_of_states_run(tmp_path: Path, monkeypatch: pytest.Mo
         "w": 1e-10,
     }
     names |= {
-        "cd": cd,
-        "sp": cd.T,
-        "sm": cd,
-        "c": cd.T,
-        "jw": 2 * sz,
+        "sp": lower.T,
+        "sm": lower,
         "s": 2 * sz,
-        "a": cd,
+        "a": lower,
+        "core": np.random.default_rng(0).random((3, 2, 3)),
         "b": sz,
         "i": 1,
         "j": 5,
