@@ -13,7 +13,7 @@ from tnlib.linalg.threads import run_parallel, single_threaded_blas, split_range
 from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.methods.matrices import TruncatedSVD, factorise_projections
+from tnlib_adapters.compression.methods.decompositions import TruncatedSVD, factorise_projections
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import Projections, Sizes
 
