@@ -336,8 +336,6 @@ def show_evaluation(evaluation: Evaluation) -> None:
     click.echo(f"{evaluation.n_texts:,} {sequences}, {evaluation.n_tokens:,} tokens in total")
     for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
-    if evaluation.tokens_per_second is not None:
-        click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
     if evaluation.cosine is None and evaluation.n_tokens < _FEWEST_TOKENS:
         click.echo(f"a short text: measures of fewer than {_FEWEST_TOKENS:,} tokens vary with the text; add text")
 
