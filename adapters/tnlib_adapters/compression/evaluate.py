@@ -99,8 +99,7 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
-        widths of heads and of feed-forward layers.
+        Checkpoint folders of one architecture and size, each with its tokenizer.
     text
         Text file, or other data, see `Calibration`. Embedding models read each line, truncated at 256 tokens; language
         models read windows of 256 tokens.
