@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.compressed_part import names_of
+from tnlib_adapters.compression.compressed_part import linears_of, names_of
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tnlib_adapters.instrument.block_passes import Outputs
     from tnlib_adapters.instrument.running_model import RunningModel
-    from tnlib_adapters.instrument.stored_weights import Group
+    from tnlib_adapters.instrument.stored_weights import Group, StoredWeights
 
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
 
@@ -211,23 +211,15 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     """
     import torch
 
-    from tnlib_adapters.instrument.running_model import find_matrix
-
-    wiring = model.wiring
-    axes: list[tuple[Any, int]] = [
-        (model.layers[k].projections[letters[0]].module, linear.output_axis)
-        for k in wiring.projection_layers(what)
-        for letters, linear in wiring.layers[k].attention.projections.items()
-    ]
-    axes += [(find_matrix(model, name), wiring.matrix(name).output_axis) for name in modules]
-    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    output_axes = {names[id(module.weight)]: axis for module, axis in axes}
+    source = cast("StoredWeights", model.weights).source
+    linears = {linear.weight: linear for linear in linears_of(source.checkpoint.wiring, what, modules)}
 
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
-        for name in values.keys() & output_axes.keys():
-            rounded = round_to_nearest(changed[name].numpy(), IntegerFormat(8, 1 - output_axes[name]))
-            changed[name] = torch.from_numpy(rounded.values())
+        for name, weight in values.items():
+            if linear := linears.get(str(source.stored[name])):
+                rounded = round_to_nearest(weight.numpy(), IntegerFormat(8, 1 - linear.output_axis))
+                changed[name] = torch.from_numpy(rounded.values())
         return changed
 
     return model.changed(in_int8)
