@@ -21,7 +21,7 @@ import click
 import numpy as np
 from tnlib_adapters import builtin_path
 from tnlib_adapters.cli_options import arguments_of
-from tnlib_adapters.compression.methods.matrices import TruncatedSVD
+from tnlib_adapters.compression.methods.decompositions import TruncatedSVD
 from tnlib_adapters.files.safetensors_file import Entry, TensorInfo, encode, write_tensor_file
 
 CHILD = "import sys; from benchmarks import large_models; getattr(large_models, sys.argv[1])(*sys.argv[2:])"

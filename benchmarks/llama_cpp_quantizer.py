@@ -21,7 +21,7 @@ import click
 import numpy as np
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.softmax import log_softmax
-from tnlib_adapters.compression.gguf_file import gguf_name, write_gguf
+from tnlib_adapters.compression.gguf_file import gguf_names, write_gguf
 
 from benchmarks.wide_llama import calibration_text, texts, wide_llama
 
@@ -61,7 +61,7 @@ def importance(source: Path, text: str, window: int) -> dict[str, np.ndarray]:
 
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     tokens = torch.tensor(AutoTokenizer.from_pretrained(source)(text)["input_ids"])
-    sums = dict[str, Any]()
+    names, sums = gguf_names(open_checkpoint(source)), dict[str, Any]()
 
     def observe(name: str) -> Any:
         def hook(_: Any, arguments: Any) -> None:
@@ -71,7 +71,7 @@ def importance(source: Path, text: str, window: int) -> dict[str, np.ndarray]:
 
     for module, linear in model.model.layers.named_modules(prefix="model.layers"):
         if isinstance(linear, torch.nn.Linear):
-            linear.register_forward_pre_hook(observe(gguf_name(f"{module}.weight") or ""))
+            linear.register_forward_pre_hook(observe(names[f"{module}.weight"] or ""))
     with torch.no_grad():
         for piece in tokens.split(window):
             model(piece[None])

@@ -124,17 +124,12 @@ def test_narrow_terminals_show_every_cell(tmp_path: Path) -> None:
     arguments = ["compress", "builtin", str(tmp_path / "out"), "--keep", "0.5", "--what", "attention"]
     shown = CliRunner().invoke(cli.main, arguments, env={"COLUMNS": "20"}).stdout.splitlines()
     report = json.loads((tmp_path / "out/tnlib_report.json").read_text())
-    cells = [line.partition(": ") for line in shown]
-    for layer in report["layers"]:
-        start = cells.index(("layer", ": ", str(layer["layer"])))
-        values = {name: value for name, _, value in cells[start : start + 6]}
-        assert values == {
-            "layer": str(layer["layer"]),
-            "QK error": f"{layer['qk_error']:.4f}",
-            "OV error": f"{layer['ov_error']:.4f}",
-            "worst head": f"{layer['worst']:.4f}",
-            "parameters before": f"{layer['n_before']:,}",
-            "after": f"{layer['n_after']:,}",
-        }
-    start = cells.index(("layer", ": ", "all"))
-    assert [name for name, _, _ in cells[start : start + 3]] == ["layer", "parameters before", "after"]
+    rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in shown if "\u2502" in line]
+    errors = [[f"{layer[key]:.4f}" for key in ("qk_error", "ov_error", "worst")] for layer in report["layers"]]
+    assert rows == [
+        *(
+            [str(layer["layer"]), *of_layer, f"{layer['n_before']:,}", f"{layer['n_after']:,}"]
+            for layer, of_layer in zip(report["layers"], errors, strict=True)
+        ),
+        ["all", "", "", "", f"{report['n_before']:,}", f"{report['n_after']:,}"],
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import Wiring
+from tnlib_adapters.architectures.wiring import Linear, Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.methods.method_table import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
 from tnlib_adapters.files.safetensors_file import STORED_AS, TensorInfo, widest_float
@@ -64,11 +64,15 @@ def _tables(wiring: Wiring) -> list[str]:
 
 def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool) -> dict[str, TensorInfo | None]:
     """Return the biases of the weights that `what` selects, None where there is none, by tensor name of the weight."""
-    wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
-    layers = wiring.projection_layers(what)
-    attention = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
-    others = [wiring.matrices[name] for name in names_of(checkpoint, what, with_text=with_text)]
-    return {linear.weight: tensors.get(linear.bias or "") for linear in (*attention, *others)}
+    linears = linears_of(checkpoint.wiring, what, names_of(checkpoint, what, with_text=with_text))
+    return {linear.weight: checkpoint.folder.tensors.get(linear.bias or "") for linear in linears}
+
+
+def linears_of(wiring: Wiring, what: str, modules: Sequence[str]) -> list[Linear]:
+    """Return the linear layers of the projections that `what` selects, and those of modules outside the attention."""
+    attentions = [wiring.layers[k].attention for k in wiring.projection_layers(what)]
+    projections = [linear for attention in attentions for linear in attention.projections.values()]
+    return [*projections, *(wiring.matrices[name] for name in modules)]
 
 
 def widest_component(checkpoint: Checkpoint, what: str) -> int:
@@ -171,10 +175,7 @@ def plain_bytes(checkpoint: Checkpoint, what: str = "attention", modules: Sequen
     >>> plain_bytes(open_checkpoint(builtin_path()))  # in 2 layers 4 weights of 64 x 64, and as many scales and biases
     36864
     """
-    wiring, tensors = checkpoint.wiring, checkpoint.folder.tensors
-    layers = wiring.projection_layers(what)
-    linears = [linear for k in layers for linear in wiring.layers[k].attention.projections.values()]
-    linears += [wiring.matrices[name] for name in modules]
+    tensors, linears = checkpoint.folder.tensors, linears_of(checkpoint.wiring, what, modules)
     biases = [bias for linear in linears if (bias := tensors.get(linear.bias or "")) is not None]
     rounded = ((tensors[linear.weight], linear.output_axis) for linear in linears)
     n_bytes = sum(weight.size + _SCALE * weight.shape[axis] for weight, axis in rounded)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.compressed_part import names_of
+from tnlib_adapters.compression.compressed_part import linears_of, names_of
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tnlib_adapters.instrument.block_passes import Outputs
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.stored_weights import Group
+    from tnlib_adapters.instrument.running_model import RunningModel
+    from tnlib_adapters.instrument.stored_weights import Group, StoredWeights
 
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
-_RUNS = 3  # that are timed
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,6 @@ class Evaluation:
     perplexity_before, perplexity_after, divergence
         For language models: exp of the mean loss of both, and the mean Kullback-Leibler divergence of their
         predictions in nats per token.
-    tokens_per_second
-        Of the forward pass of both, on this machine; None if that was not measured.
 
     Examples
     --------
@@ -64,7 +60,6 @@ class Evaluation:
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     divergence: float | None = None
-    tokens_per_second: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
@@ -104,8 +99,7 @@ def evaluate(
     Parameters
     ----------
     before, after
-        Checkpoint folders of one architecture and size, each with its tokenizer; language models may differ in the
-        widths of heads and of feed-forward layers.
+        Checkpoint folders of one architecture and size, each with its tokenizer.
     text
         Text file, or other data, see `Calibration`. Embedding models read each line, truncated at 256 tokens; language
         models read windows of 256 tokens.
@@ -145,33 +139,7 @@ def evaluate(
             "swap IN and OUT."
         )
     before_running, after_running = (open_running(checkpoint, placement=placement) for checkpoint in checkpoints)
-    sequences = before_running.sequences(documents)
-    evaluation = Reference(before_running, sequences).compare(after_running, progress)
-    speeds = tokens_per_second((before_running, after_running), before_running.batches(sequences))
-    return replace(evaluation, tokens_per_second=speeds)
-
-
-def tokens_per_second(
-    models: tuple[RunningModel, RunningModel], batches: Sequence[Batch]
-) -> tuple[float, float] | None:
-    """Return the tokens per second of both models on the longest batch, the best of a few runs, models in turn.
-
-    Without a cache; None for models that do not fit in memory, whose time is that of reading them.
-    """
-    import torch
-
-    if not all(model.fits_in_memory for model in models):
-        return None
-    batch = max(batches, key=lambda b: b.n_tokens)
-    seconds = [float("inf"), float("inf")]
-    with torch.no_grad():
-        for run in range(_RUNS + 1):
-            for k, model in enumerate(models):
-                started = time.perf_counter()
-                model(batch).flatten()[:1].cpu()  # a device computes on after the call has returned
-                if run > 0:  # the first one allocates memory
-                    seconds[k] = min(seconds[k], time.perf_counter() - started)
-    return batch.n_tokens / seconds[0], batch.n_tokens / seconds[1]
+    return Reference(before_running, before_running.sequences(documents)).compare(after_running, progress)
 
 
 class Reference:
@@ -243,23 +211,15 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     """
     import torch
 
-    from tnlib_adapters.instrument.running_model import find_matrix
-
-    wiring = model.wiring
-    axes: list[tuple[Any, int]] = [
-        (model.layers[k].projections[letters[0]].module, linear.output_axis)
-        for k in wiring.projection_layers(what)
-        for letters, linear in wiring.layers[k].attention.projections.items()
-    ]
-    axes += [(find_matrix(model, name), wiring.matrix(name).output_axis) for name in modules]
-    names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    output_axes = {names[id(module.weight)]: axis for module, axis in axes}
+    source = cast("StoredWeights", model.weights).source
+    linears = {linear.weight: linear for linear in linears_of(source.checkpoint.wiring, what, modules)}
 
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
-        for name in values.keys() & output_axes.keys():
-            rounded = round_to_nearest(changed[name].numpy(), IntegerFormat(8, 1 - output_axes[name]))
-            changed[name] = torch.from_numpy(rounded.values())
+        for name, weight in values.items():
+            if linear := linears.get(str(source.stored[name])):
+                rounded = round_to_nearest(weight.numpy(), IntegerFormat(8, 1 - linear.output_axis))
+                changed[name] = torch.from_numpy(rounded.values())
         return changed
 
     return model.changed(in_int8)

@@ -24,20 +24,6 @@ from tnlib_adapters.files.folder import CONFIG, INDEX
 from tnlib_adapters.files.safetensors_file import TensorInfo
 from tnlib_adapters.files.tokenizer import load_tokenizer
 
-_NAMES = {  # of modules outside the layers, and in them
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False}
 _PRE_TOKENIZERS = {  # names of llama.cpp -> entries of tokenizer.json that it stands for
     "gpt-2": [_BYTE_LEVEL | {"use_regex": True}],
@@ -63,7 +49,7 @@ def check_gguf(checkpoint: Checkpoint) -> None:
     wiring = checkpoint.wiring
     if wiring.model_type != "llama" or any(m.activation != "silu" for m in wiring.layers[0].feed_forward_layers):
         raise _refused("a Llama", f"a {wiring.model_type}")
-    unknown = next((name for name in checkpoint.folder.tensors if gguf_name(name) is None), None)
+    unknown = next((name for name, known in gguf_names(checkpoint).items() if known is None), None)
     if unknown is not None:
         raise _refused("a Llama without biases", f"tensor {unknown!r}")
     if _base(checkpoint) is None:
@@ -71,21 +57,13 @@ def check_gguf(checkpoint: Checkpoint) -> None:
     read_tokenizer(checkpoint)
 
 
-def gguf_name(name: str) -> str | None:
-    """Return the name of a tensor of a Llama in GGUF, "" for one that has none, None for an unknown one.
+def gguf_names(checkpoint: Checkpoint) -> dict[str, str | None]:
+    """Return the names of all tensors in GGUF, None for unknown ones; rotary frequencies have none there."""
+    import gguf
 
-    >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
-    'blk.3.attn_q.weight'
-    """
-    module, _, part = name.rpartition(".")
-    if part == "inv_freq":  # computed from the base
-        return ""
-    prefix, layer, inside = "", "", module.removeprefix("model.layers.")
-    if inside != module:
-        layer, _, module = inside.partition(".")
-        prefix = f"blk.{layer}."
-    known = module in _NAMES and part == "weight" and module.startswith(("model.", "lm_head")) != bool(prefix)
-    return f"{prefix}{_NAMES[module]}.weight" if known else None
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, checkpoint.n_layers)
+    stored = (name for name in checkpoint.folder.tensors if not name.endswith(".inv_freq"))
+    return {name: known.get_name(name, try_suffixes=(".weight",)) for name in stored}
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> BytePairTokenizer:
@@ -119,7 +97,7 @@ def write_gguf(checkpoint: Checkpoint, file: Path) -> None:
     writer = gguf.GGUFWriter(file, "llama")
     _add_sizes(writer, checkpoint)
     _add_tokenizer(writer, read_tokenizer(checkpoint))
-    tensors = [(new, info) for name, info in checkpoint.folder.tensors.items() if (new := gguf_name(name))]
+    tensors = [(new, checkpoint.folder.tensors[name]) for name, new in gguf_names(checkpoint).items() if new]
     for name, info in tensors:
         kind = gguf.GGMLQuantizationType[_type(info)]
         n_numbers, n_bytes = gguf.GGML_QUANT_SIZES[kind]

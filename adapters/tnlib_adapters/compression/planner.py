@@ -10,9 +10,9 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.compressed_part import count_compressed, names_of, read_weight, role_of, weight_of
+from tnlib_adapters.compression.methods.decompositions import FactorisedWeight, factorise_layer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights, Plan
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
-from tnlib_adapters.compression.methods.matrices import FactorisedWeight, factorise_layer
 from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet

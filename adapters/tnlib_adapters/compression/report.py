@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Line = tuple[str, str, str]  # label, value before, value after; "" for no value
 
 INT8 = "plain int8"  # the baseline
+_NARROWEST = 80  # columns of a table, in which no word is cut
 _FEWEST_TOKENS = 2000  # of a text: two batches of a fit, and perplexities that depend on the model
 SUBJECTS = {
     "attention": "attention",
@@ -336,29 +337,15 @@ def show_evaluation(evaluation: Evaluation) -> None:
     click.echo(f"{evaluation.n_texts:,} {sequences}, {evaluation.n_tokens:,} tokens in total")
     for name, value in evaluation.measures().items():
         click.echo(f"{name}   {value:.4f}")
-    if evaluation.tokens_per_second is not None:
-        click.echo("tokens per second, forward pass   {:,.0f} -> {:,.0f}".format(*evaluation.tokens_per_second))
     if evaluation.cosine is None and evaluation.n_tokens < _FEWEST_TOKENS:
         click.echo(f"a short text: measures of fewer than {_FEWEST_TOKENS:,} tokens vary with the text; add text")
 
 
 def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) -> None:
-    """Print rows in groups separated by lines, right-aligned; as lines "column: value" where the terminal is narrow."""
-    from rich.cells import cell_len
+    """Print rows in groups separated by lines, right-aligned."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    words = zip(columns, *(row for group in groups for row in group), strict=True)
-    widths = [max(cell_len(word) for cell in column for word in cell.split() or [""]) for column in words]
-    if sum(widths) + 3 * len(widths) + 1 > console.width:  # rich would cut words, at last to nothing
-        click.echo(title)
-        for row in (row for group in groups for row in group):
-            click.echo()
-            for name, cell in zip(columns, row, strict=True):
-                if cell:
-                    click.echo(f"{name}: {cell}")
-        return
     table = Table(*columns)
     for column in table.columns:
         column.justify = "right"
@@ -367,7 +354,7 @@ def _print_table(title: str, columns: list[str], groups: list[list[list[str]]]) 
             table.add_row(*row)
         table.add_section()
     click.echo(title)
-    console.print(table)
+    Console(width=max(_NARROWEST, Console().width)).print(table)
 
 
 def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:

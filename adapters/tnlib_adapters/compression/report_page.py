@@ -13,7 +13,7 @@ from tnlib_adapters.compression.methods.factorisation import RELATIVE
 from tnlib_adapters.compression.report import INT8, Report, headline, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.files.folder import NOTE, split_card
-from tnlib_adapters.html_page import page, svg, write_values
+from tnlib_adapters.html_page import page, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,14 +47,11 @@ def _write_note(out: Path, report: Report) -> None:
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write the page: summary, error against size, and errors per head and layer."""
-    name = Path(report.source).resolve().name
-    note = ""
-    if report.measure != RELATIVE:
-        note = " With calibration data these errors are large: they include directions that do not occur in the text."
+    """Write the page: summary, error against size, and bits of every weight."""
+    name, conclusion = Path(report.source).resolve().name, verdict(report)
     body = [
         f"<h1>{html.escape(name)}, {html.escape(headline(report))}</h1>",
-        *_trade(report),
+        f"<p>{html.escape(conclusion[0].upper() + conclusion[1:])}.</p>" if conclusion else "",
         f"<p>The {report.model_type} checkpoint {html.escape(report.source)} was compressed by method {report.method}, "
         f"{html.escape(size_text(report))}, and written in layout {report.layout}"
         f"{'' if report.store == 'float' else f', with factors in {report.store}'}. Its parameters are the entries of "
@@ -63,44 +60,8 @@ def write_page(report: Report, file: Path) -> None:
         table(["", "before", "after"], summarise(report)),
         *_curve(report),
         *_rounded(report),
-        "<h2>Error of every head</h2>",
-        "<p>Relative Frobenius error of each head's operators in homogeneous coordinates, biases included: "
-        f"QK gives the scores, OV the output to the residual stream.{note}</p>",
-        svg(error_maps(report), "errors"),
-        table(
-            ["layer", "QK error", "OV error", "parameters before", "after"],
-            [
-                [
-                    str(layer.layer),
-                    f"{layer.qk_error:.4f}",
-                    f"{layer.ov_error:.4f}",
-                    f"{layer.n_before:,}",
-                    f"{layer.n_after:,}",
-                ]
-                for layer in report.layers
-            ],
-        ),
-        *_matrices(report),
     ]
     file.write_text(page(name, body), encoding="utf-8")
-
-
-def _trade(report: Report) -> list[str]:
-    """Return the conclusion and the table of bytes and errors beside plain int8, if there are errors on a text."""
-    conclusion, error = verdict(report), report.plain_measured
-    if report.measured is None or error is None or conclusion is None:
-        return []
-    n_bytes = [report.compressed(sizes) for sizes in (report.bytes_before, report.bytes_after)]
-    sizes = [("original", n_bytes[0], 0.0), (f"method {report.method}", n_bytes[1], report.measured)]
-    rows = [
-        [label, f"{size / 1e6:.2f}", f"{8 * size / report.n_before:.2f}", f"{distance:.2g}"]
-        for label, size, distance in (*sizes, (INT8, report.plain_bytes, error))
-    ]
-    return [
-        f"<p>{html.escape(conclusion[0].upper() + conclusion[1:])}.</p>",
-        table(["", f"MB of the {report.subject}", "bits per parameter", f"{report.measure} on held-out text"], rows),
-        "<p>Plain int8 has one scale per output.</p>",
-    ]
 
 
 def _rounded(report: Report) -> list[str]:
@@ -128,15 +89,6 @@ def _rounded(report: Report) -> list[str]:
     ]
 
 
-def _matrices(report: Report) -> list[str]:
-    """Return the table of the matrices outside the attention, if there are any."""
-    if not report.matrices or report.is_rounded:
-        return []
-    rows = [[m.module, m.role, m.kind, f"{m.n_before:,}", f"{m.n_after:,}"] for m in report.matrices]
-    head = ["matrix", "role", "factors", "parameters before", "after"]
-    return ["<h2>Other matrices</h2>", table(head, rows)]
-
-
 def _curve(report: Report) -> list[str]:
     """Return the section on error against size, if the method predicts errors."""
     if not report.curve.get("predicted"):
@@ -153,26 +105,6 @@ def _curve(report: Report) -> list[str]:
         "bytes.</p>",
         svg(error_curve(report), "curve"),
     ]
-
-
-def error_maps(report: Report) -> Figure:
-    """Draw the relative error of every head's QK and OV operator, layers as rows and heads as columns."""
-    from matplotlib.figure import Figure
-
-    n_layers = len(report.layers)
-    n_heads = len(report.heads) // n_layers
-    figure = Figure(figsize=(max(7.0, 1.3 + 0.55 * 2 * n_heads), 1.6 + 0.42 * n_layers), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    top = max(1e-12, *(max(head.qk_error, head.ov_error) for head in report.heads))
-    for ax, name in zip(axes, ("qk", "ov"), strict=True):
-        errors = np.array([getattr(head, f"{name}_error") for head in report.heads]).reshape(n_layers, n_heads)
-        image = ax.imshow(errors, vmin=0, vmax=top)
-        ax.set(title=f"{name.upper()} operators", xlabel="head", xticks=range(n_heads), yticks=range(n_layers))
-        if n_layers * n_heads <= 200:
-            write_values(image, errors)
-    axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes, label="relative error", shrink=0.9)
-    return figure
 
 
 def error_curve(report: Report) -> Figure:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
-from tnlib_adapters.factors.integers import BITS, FORMAT_FIELDS, IntegerFormat, int8_format
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description
+from tnlib_adapters.factors.integers import FORMAT_FIELDS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import FLOATS
@@ -78,79 +78,57 @@ def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Descr
 
 
 def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Description:
-    fields: Any = {"of": "", "ranks": []} | entry if is_module and isinstance(entry, dict) else entry
-    if not _is_entry(fields) or bool(fields["of"]) == is_module:
+    try:
+        described = _description({"of": "", "ranks": []} | entry if is_module else entry, module)
+        _require(bool(described.of) != is_module)
+    except (AttributeError, LookupError, TypeError, ValueError):
         raise FileFormatError(
             f"open_checkpoint: the factors of {module} described in config.json are damaged, got {entry!r:.80}; "
             "compress again."
-        )
-    shapes = {part: tuple(shape) for part, shape in fields["shapes"].items()}
-    ranks, rows = tuple(fields["ranks"]), tuple(fields.get("rows", ()))
-    formats = {part: int8_format(part, shapes[part]) for part in fields.get("scales") or ()}
-    formats |= {part: IntegerFormat(**form) for part, form in (fields.get("integers") or {}).items()}
-    described = Description(
-        fields["kind"], module, fields["of"], shapes, ranks, rows, fields.get("biases", ""), formats
-    )
+        ) from None
     try:
         described.shape  # noqa: B018  raises if the parts do not fit together
     except (LookupError, ValueError) as problem:
         raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged: parts of shapes {shapes} "
-            f"do not make a layer of kind {fields['kind']!r} ({problem}); compress again."
+            f"open_checkpoint: the factors of {module} described in config.json are damaged: parts of shapes "
+            f"{described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
         ) from None
     return described
 
 
-def _is_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and entry.get("kind") in tuple(SHAPES)
-        and isinstance(entry.get("of"), str)
-        and set(entry["of"]) <= set(NAMES)
-        and isinstance(entry.get("shapes"), dict)
-        and all(_are_counts(shape) for shape in entry["shapes"].values())
-        and _are_counts(entry.get("ranks"))
-        and _are_counts(entry.get("rows", []))
-        and isinstance(entry.get("biases", ""), str)
-        and set(entry.get("biases", "")) <= set(NAMES)
-        and _are_scales(entry.get("scales"), entry["shapes"])
-        and _are_formats(entry.get("integers"), entry["shapes"])
-        and not {*(entry.get("scales") or ())} & {*(entry.get("integers") or ())}
-    )
+def _description(fields: Any, module: str) -> Description:
+    """Return the description of an entry; if it is damaged, any error of Python."""
+    shapes, formats = {part: _counts(shape) for part, shape in fields["shapes"].items()}, dict[str, IntegerFormat]()
+    for part, shape in _items(fields, "scales"):
+        formats[part] = int8_format(part, shapes[part])
+        _require(_counts(shape) == formats[part].scale_shape(shapes[part]))
+    for part, form in _items(fields, "integers"):
+        _require(part not in formats and form.keys() == {*FORMAT_FIELDS})
+        bits, axis, group = _counts([form[field] for field in FORMAT_FIELDS])
+        formats[part] = IntegerFormat(bits, axis, group)
+        _require(axis < len(shapes[part]))
+    _require(fields["kind"] in tuple(SHAPES) and all(len(shapes[part]) > 1 for part in formats))
+    of, biases = fields["of"], fields.get("biases", "")
+    _require(isinstance(of, str) and isinstance(biases, str) and {*of, *biases} <= {*NAMES})
+    ranks, rows = _counts(fields["ranks"]), _counts(fields.get("rows", []))
+    return Description(fields["kind"], module, of, shapes, ranks, rows, biases, formats)
 
 
-def _are_scales(scales: Any, shapes: Mapping[str, list[int]]) -> bool:
-    if scales is None:
-        return True
-    return (
-        isinstance(scales, dict)
-        and len(scales) > 0
-        and all(len(shapes.get(part, ())) > 1 and _are_counts(shape) for part, shape in scales.items())
-        and all((*shape,) == int8_format(p, shapes[p]).scale_shape(shapes[p]) for p, shape in scales.items())
-    )
+def _items(fields: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """Return the items of an optional entry, which must not be empty."""
+    values = fields.get(key)
+    _require(values is None or len(values) > 0)
+    return [] if values is None else [*values.items()]
 
 
-def _are_formats(formats: Any, shapes: Mapping[str, list[int]]) -> bool:
-    return formats is None or (
-        isinstance(formats, dict)
-        and len(formats) > 0
-        and all(_is_format(form, shapes.get(part, [])) for part, form in formats.items())
-    )
+def _counts(values: Any) -> tuple[int, ...]:
+    _require(isinstance(values, list) and all(type(value) is int and value >= 0 for value in values))
+    return tuple(values)
 
 
-def _is_format(form: Any, shape: list[int]) -> bool:
-    return (
-        isinstance(form, dict)
-        and set(form) == {*FORMAT_FIELDS}
-        and _are_counts([*form.values()])
-        and form["bits"] in BITS
-        and form["axis"] < len(shape)
-        and len(shape) > 1
-    )
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError("damaged")
 
 
 def factored_projections(described: Sequence[Description] | None, layers: Sequence[str]) -> list[str] | None:
@@ -168,9 +146,6 @@ def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
                 f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
                 f"{description.module!r}; compress again."
             )
-        for part, shape in description.stored_shapes.items():
-            form = description.formats.get(part)
-            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
+        for part, (dtype, shape) in description.tensors.items():
+            dtypes = (dtype,) if dtype in ("U8", "I8") else FLOATS
             expect(folder, description.stored_name(part, wiring), shape, dtypes)
-        for part, shape in description.scales.items():
-            expect(folder, description.stored_name(scale_name(part), wiring), shape)

@@ -1,7 +1,7 @@
 """Weights in the block types of GGUF: formats of their integers, and bytes.
 
 A row of a matrix (out, in) is a row of blocks, of 32 inputs with a float16 scale, or of 256 whose scales, and minima,
-are integers (`super_blocks`). A block consists of fields. A plane holds some bits of every code: consecutive chunks of
+are integers (`integers`). A block consists of fields. A plane holds some bits of every code: consecutive chunks of
 8 / n_bits rows of `n_lanes` codes, of which one byte holds a column, the first row in its lowest bits.
 """
 
@@ -17,8 +17,7 @@ from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib_adapters.factors.config_section import quantization
-from tnlib_adapters.factors.integers import IntegerFormat, Integers
-from tnlib_adapters.factors.super_blocks import SIZE, integer_scales
+from tnlib_adapters.factors.integers import SUPER_BLOCK, IntegerFormat, Integers, integer_scales
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
@@ -74,7 +73,7 @@ class BlockType:
     @property
     def size(self) -> int:
         """Numbers in a block."""
-        return SIZE if self.form.in_super_blocks else self.form.group
+        return SUPER_BLOCK if self.form.in_super_blocks else self.form.group
 
 
 TYPES: Mapping[str, BlockType] = {

@@ -11,7 +11,13 @@ in groups of 64 they take a quarter of a bit per number.
 Inference engines subtract an integer, 2^(bits - 1), from the code (`has_zero`): 0 is exact, and one side has a level
 more than the other, which a scale of either sign puts on the side that needs it. On the built-in Llama this grid costs
 14 % more divergence than the mid-rise one at 2 bits, 3 % at 3 and 7 % at 4. All its scales are bfloat16, or integers in
-super-blocks, which may have minima in place of a zero point (`super_blocks`).
+super-blocks, as K-quants of llama.cpp store them: a group g of 16 or 32 numbers has the scale d k_g with an integer k_g
+of 4 to 8 bits and a float16 d, which the groups of 256 numbers share. Formats without a zero point in the middle of
+their codes also have a minimum,
+
+    value  =  d k_g code - e m_g,        0 <= k_g, m_g < 2^n_bits,
+
+and those with one have scales of either sign, |k_g| < 2^(n_bits - 1). The products d k_g are exact in float32.
 
 Codes of fewer than 8 bits are packed into bytes. The axis of the groups is moved last and padded with zeros to a
 multiple of 8 codes; code k occupies the bits [bits k, bits (k + 1)) of a little-endian bit stream, so that 8 codes take
@@ -29,12 +35,12 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.factors.super_blocks import SIZE, integer_scales
 from tnlib_adapters.files.safetensors_file import from_bf16, to_bf16
 
 BITS = (2, 3, 4, 5, 6, 8)
 FORMAT_FIELDS = ("bits", "axis", "group")  # of a format in config.json
 GROUP = 64  # numbers that share a scale, unless another number is given
+SUPER_BLOCK = 256  # numbers whose scales are integers in one unit
 
 Shape = Sequence[int]
 
@@ -140,7 +146,7 @@ class IntegerFormat:
             return from_bf16(to_bf16(scales)) if self.has_short_scales else scales
         (axis,) = self.axes
         rows = np.moveaxis(scales, axis, -1)
-        blocks = np.ascontiguousarray(rows).reshape(-1, SIZE // self.group)
+        blocks = np.ascontiguousarray(rows).reshape(-1, SUPER_BLOCK // self.group)
         unit, integers = integer_scales(blocks, self.scale_bits, signed=not self.has_minimum)
         return np.moveaxis((unit * integers).reshape(rows.shape), -1, axis)
 
@@ -154,7 +160,7 @@ class IntegerFormat:
     def n_bits(self, shape: Shape) -> int:
         """Return the number of bits that an array of this shape takes, with padding and scales."""
         scale, n_scales = 16 if self.has_short_scales else self.scale_bits or 32, math.prod(self.scale_shape(shape))
-        units = 16 * n_scales * self.group // SIZE if self.in_super_blocks else 0
+        units = 16 * n_scales * self.group // SUPER_BLOCK if self.in_super_blocks else 0
         return 8 * math.prod(self.stored_shape(shape)) + scale * n_scales + units
 
 
@@ -242,6 +248,29 @@ def part_format(part: str, shape: Shape, bits: int) -> IntegerFormat:
     if part in _LARGEST or part.startswith("factor"):
         return IntegerFormat(bits, int(np.argmax(shape)), GROUP)
     return IntegerFormat(bits, 1 + int(np.argmax(shape[1:3])) if part.startswith("core") else 0, GROUP)
+
+
+def integer_scales(scales: Array, n_bits: int, *, signed: bool) -> tuple[Array, Array]:
+    """Return units (n, 1) and integers (n, k), in float32, whose products are nearest to the scales (n, k) of n blocks.
+
+    The unit has the least squared error among the largest scale divided by every integer, so that products of a unit
+    and integers return as they are.
+
+    >>> unit, integers = integer_scales(np.array([[0.5, 1.5, 7.5]], np.float32), 4, signed=False)
+    >>> unit.tolist(), integers.tolist()
+    ([[0.5]], [[1.0, 3.0, 15.0]])
+    """
+    limit = 2 ** (n_bits - signed) - 1
+    top = np.abs(scales).max(axis=1, keepdims=True)
+    least = np.full(len(scales), np.inf, np.float32)
+    units, integers = np.zeros_like(top), np.zeros_like(scales)
+    for k in range(limit, 0, -1):
+        unit = (top / np.float32(k)).astype(np.float16).astype(np.float32)
+        rounded = np.clip(np.rint(scales / np.where(unit == 0, np.float32(1), unit)), -limit * signed, limit)
+        error = np.square(scales - unit * rounded).sum(axis=1)
+        better = error < least
+        units[better], integers[better], least[better] = unit[better], rounded[better], error[better]
+    return units, integers
 
 
 def pack(codes: Array, bits: int, axis: int) -> Array:

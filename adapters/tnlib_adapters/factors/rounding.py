@@ -9,7 +9,6 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
-from tnlib_adapters.factors.super_blocks import affine_codes, affine_scales
 
 _LOWEST_CLIP = {2: 0.35, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.75}  # of the largest modulus, by bits
 _N_CLIPS = 16
@@ -59,15 +58,56 @@ def _round_with_stored_scales(rows: Array, format: IntegerFormat, factors: Array
     for block in _blocks(groups.shape):
         own = groups[block]
         scales[:, block] = (
-            affine_scales(own, top, factors) if format.has_minimum else _round_groups(own, format, factors)[1:]
+            _affine_scales(own, top, factors) if format.has_minimum else _round_groups(own, format, factors)[1:]
         )
     of_rows = np.concatenate([part.reshape(*rows.shape[:-1], n_groups) for part in scales], axis=-1)
     stored = format.stored_scales(np.moveaxis(of_rows, -1, axis))
     scale, *minima = (part.ravel() for part in np.split(np.moveaxis(stored, axis, -1), len(scales), axis=-1))
     for block in _blocks(groups.shape):
         own, step = groups[block], scale[block]
-        codes[block] = affine_codes(own, step, minima[0][block], top) if minima else _nearest(own, step, format)
+        codes[block] = _affine_codes(own, step, minima[0][block], top) if minima else _nearest(own, step, format)
     return Integers(np.moveaxis(codes.reshape(rows.shape), -1, axis), stored, format)
+
+
+def _affine_scales(groups: Array, top: int, factors: Array) -> tuple[Array, Array]:
+    """Return scales and minima (n,) with the least squared error of groups (n, size) in codes from 0 to `top`.
+
+    Values are scale * code - minimum, neither negative. For every factor of the range, the codes of the narrower range
+    get the scale and minimum of least squares.
+
+    >>> [part.tolist() for part in _affine_scales(np.array([[-1.0, 0.0, 1.0, 2.0]], np.float32), 3, np.ones(1))]
+    [[1.0], [1.0]]
+    """
+    low, high = (np.minimum(groups.min(axis=1), 0), np.maximum(groups.max(axis=1), 0))
+    best, least = (np.zeros_like(low), np.zeros_like(low)), np.full(len(groups), np.inf, np.float32)
+    for factor in factors.astype(np.float32):
+        scale = factor * (high - low) / top
+        minimum = np.maximum((scale * top - high - low) / 2, 0)
+        q = _affine_codes(groups, scale, minimum, top)
+        mean_q, mean = q.mean(axis=1), groups.mean(axis=1)
+        centred = q - mean_q[:, None]
+        variance = np.einsum("ij,ij->i", centred, centred)
+        scale = np.einsum("ij,ij->i", centred, groups) / np.where(variance == 0, np.float32(1), variance)
+        minimum = scale * mean_q - mean
+        through_0 = np.einsum("ij,ij->i", q, groups) / np.maximum(np.einsum("ij,ij->i", q, q), np.float32(1))
+        scale = np.maximum(np.where(minimum < 0, through_0, scale), 0)
+        minimum = np.maximum(minimum, 0)
+        error = scale[:, None] * _affine_codes(groups, scale, minimum, top) - minimum[:, None] - groups
+        loss = np.einsum("ij,ij->i", error, error)
+        better = loss < least
+        for kept, part in zip((*best, least), (scale, minimum, loss), strict=True):
+            kept[better] = part[better]
+    return best
+
+
+def _affine_codes(groups: Array, scale: Array, minimum: Array, top: int) -> Array:
+    """Return the codes of groups (n, size), as floats, with scales and minima (n,).
+
+    >>> _affine_codes(np.array([[-1.0, 0.4, 9.0]]), np.array([1.0]), np.array([1.0]), 3).tolist()
+    [[0.0, 1.0, 3.0]]
+    """
+    codes: Array = np.rint((groups + minimum[:, None]) / np.where(scale == 0, 1, scale).astype(groups.dtype)[:, None])
+    return np.clip(codes, 0, top, out=codes)
 
 
 def _round_groups(groups: Array, format: IntegerFormat, factors: Array) -> tuple[Array, Array]:

@@ -48,46 +48,43 @@ class RoundedBlock:
     biases: Mapping[str, Array]
 
 
-@dataclass(frozen=True)
 class _Grid:
-    """A weight (m, n) that is rounded in the forward pass."""
+    """A weight (m, n) that is rounded in the forward pass, around rounded values with weights in their cells.
 
-    form: IntegerFormat
-    weight: Tensor
-    scales: Tensor  # as stored
+    `moves` are those of the weights, in steps, and of the scales, relative to themselves.
+    """
 
-    @classmethod
-    def around(cls, integers: Integers, original: Array, device: torch.device) -> _Grid:
-        """Return the grid of rounded values, with weights in their cells."""
-        values, scales = as_tensor(integers.values(), device), as_tensor(integers.scales, device)
-        grid = cls(integers.format, values, scales)
-        half = grid.steps(scales)[0].abs() / 2
+    def __init__(self, integers: Integers, original: Array, device: torch.device) -> None:
+        self._form, self._scales = integers.format, as_tensor(integers.scales, device)  # as stored
+        values = as_tensor(integers.values(), device)
+        half = steps_and_minima(self._form, self._scales, values.shape)[0].abs() / 2
         nearest = torch.minimum(torch.maximum(as_tensor(original, device), values - half), values + half)
-        return cls(grid.form, (values + nearest) / 2, scales)
+        self._weight = (values + nearest) / 2
+        self.moves = tuple(torch.zeros_like(a, requires_grad=True) for a in (self._weight, self._scales))
 
-    def steps(self, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scale of every entry, and its value at code 0 with the sign changed."""
-        return steps_and_minima(self.form, scales, self.weight.shape)
-
-    def values(self, moves: Sequence[Tensor]) -> Tensor:
-        """Return the rounded weight after moves of the weights, in steps, and of the scales, relative to themselves."""
-        moved, relative = moves
-        steps, minima = self.steps(self.scales * (1 + relative))
-        low, high = self.form.code_range
-        weight = self.weight + moved * self.steps(self.scales)[0]
-        inside = ((weight + minima) / _divisors(steps)).clamp(low, high)
+    def values(self) -> Tensor:
+        """Return the rounded weight after the moves."""
+        low, high = self._form.code_range
+        steps, minima = steps_and_minima(self._form, self._moved_scales(), self._weight.shape)
+        inside = ((self._moved_weight() + minima) / _divisors(steps)).clamp(low, high)
         codes = inside + (torch.floor(inside + 0.5).clamp(low, high) - inside).detach()
         return steps * codes - minima
 
-    def integers(self, moves: Sequence[Tensor]) -> Integers:
-        """Return the codes and scales after these moves."""
-        moved, relative = (move.detach() for move in moves)
-        scales = self.form.stored_scales((self.scales * (1 + relative)).cpu().numpy())
-        steps, minima = self.steps(as_tensor(scales, self.weight.device))
-        weight = self.weight + moved * self.steps(self.scales)[0]
-        low, high = self.form.code_range
-        codes = torch.floor((weight + minima) / _divisors(steps) + 0.5).clamp(low, high).cpu().numpy()
-        return Integers(codes.astype(np.uint8 if self.form.is_packed else np.int8), scales, self.form)
+    def integers(self) -> Integers:
+        """Return the codes and scales after the moves."""
+        with torch.no_grad():
+            scales = self._form.stored_scales(self._moved_scales().cpu().numpy())
+            stored = as_tensor(scales, self._weight.device)
+            steps, minima = steps_and_minima(self._form, stored, self._weight.shape)
+            low, high = self._form.code_range
+            codes = torch.floor((self._moved_weight() + minima) / _divisors(steps) + 0.5).clamp(low, high)
+        return Integers(codes.cpu().numpy().astype(np.uint8 if self._form.is_packed else np.int8), scales, self._form)
+
+    def _moved_weight(self) -> Tensor:
+        return self._weight + self.moves[0] * steps_and_minima(self._form, self._scales, self._weight.shape)[0]
+
+    def _moved_scales(self) -> Tensor:
+        return self._scales * (1 + self.moves[1])
 
 
 def steps_and_minima(form: IntegerFormat, scales: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -133,30 +130,20 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     """Return the weights and biases after one step of Adam on every batch of `order`."""
     device = block.model.device
     grids = {
-        name: [_Grid.around(*pair, device) for pair in zip(integers, start.originals[name], strict=True)]
+        name: [_Grid(*pair, device) for pair in zip(integers, start.originals[name], strict=True)]
         for name, integers in start.rounded.items()
     }
     biases = {name: as_tensor(bias, device) for name, bias in start.biases.items()}
     sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
-    moves = {
-        name: [
-            (torch.zeros_like(grid.weight, requires_grad=True), torch.zeros_like(grid.scales, requires_grad=True))
-            for grid in of_weight
-        ]
-        for name, of_weight in grids.items()
-    }
     shifts = {name: torch.zeros_like(bias, requires_grad=True) for name, bias in biases.items()}
 
     def parameters() -> dict[str, Tensor]:
-        values = {
-            name: weight_of_parts([grid.values(move) for grid, move in zip(of_weight, moves[name], strict=True)])
-            for name, of_weight in grids.items()
-        }
+        values = {name: weight_of_parts([grid.values() for grid in parts]) for name, parts in grids.items()}
         return weights_of_block(
             block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()}
         )
 
-    all_moves = [move for of_weight in moves.values() for move in of_weight]
+    all_moves = [grid.moves for parts in grids.values() for grid in parts]
     groups: list[Any] = [
         {"params": [move[0] for move in all_moves], "lr": _RATE},
         {"params": [move[1] for move in all_moves], "lr": _SCALE_RATE},
@@ -164,10 +151,7 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     ]
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
     moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
-    rounded = {
-        name: tuple(grid.integers(move) for grid, move in zip(of_weight, moves[name], strict=True))
-        for name, of_weight in grids.items()
-    }
+    rounded = {name: tuple(grid.integers() for grid in parts) for name, parts in grids.items()}
     return RoundedBlock(rounded, start.originals, moved)
 
 

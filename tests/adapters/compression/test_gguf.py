@@ -23,9 +23,8 @@ pytest.importorskip("accelerate")
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint, plan  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import K_QUANTS  # noqa: E402
 from tnlib_adapters.compression.gguf_file import write_gguf  # noqa: E402
-from tnlib_adapters.compression.methods.compensated_rounding import round_compensated  # noqa: E402
+from tnlib_adapters.compression.methods.compensated_rounding import refit_scales, round_compensated  # noqa: E402
 from tnlib_adapters.compression.methods.components import rounding_loss  # noqa: E402
-from tnlib_adapters.compression.methods.refit_scales import refit_scales  # noqa: E402
 from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE  # noqa: E402
 from tnlib_adapters.factors.gguf_blocks import GGUF, TYPES, block_formats, type_of  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402

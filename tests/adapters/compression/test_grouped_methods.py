@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
+from tnlib_adapters.compression.methods.decompositions import TuckerStack, factorise_layer
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
-from tnlib_adapters.compression.methods.matrices import factorise_layer
 from tnlib_adapters.compression.methods.method_table import METHODS
-from tnlib_adapters.compression.methods.tensor_stacks import TuckerStack
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack
 

@@ -12,11 +12,16 @@ from command_line import run_command
 from compressed_folders import Dense, relative, tail
 from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
+from tnlib_adapters.compression.methods.decompositions import (
+    CPStack,
+    TuckerStack,
+    factorise_layer,
+    refuse_unsplittable,
+    split_evenly,
+)
 from tnlib_adapters.compression.methods.factorisation import Factorised
 from tnlib_adapters.compression.methods.head_products import Heads
-from tnlib_adapters.compression.methods.matrices import factorise_layer, refuse_unsplittable, split_evenly
 from tnlib_adapters.compression.methods.method_table import METHODS, TABLE
-from tnlib_adapters.compression.methods.tensor_stacks import CPStack, TuckerStack
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes

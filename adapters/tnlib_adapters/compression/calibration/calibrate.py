@@ -33,7 +33,7 @@ from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
-from tnlib_adapters.factors.projections import NAMES, Products, Projections
+from tnlib_adapters.factors.projections import NAMES, Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.layer_fit import FactorFit
@@ -59,13 +59,6 @@ class ComponentOptions:
     output_bias: Array | None = None  # of projection "o"
     gauged: bool = True  # False for a table: a look-up needs all rows of a factor, and gauge freedom stays
     looked_up: bool = False  # True for a table without predictions
-
-    @classmethod
-    def of_projection(cls, folded: Projections, name: str, components: Components) -> ComponentOptions:
-        """Return a projection with folded biases by the components of `with_bias_row`."""
-        weight, bias = with_bias_row(folded, name), folded.biases.get("o") if name == "o" else None
-        has_bias_row = len(weight) > len(folded.weights[name])
-        return cls(weight, components, name, has_bias_row, name in folded.biases, bias)
 
     @property
     def curve(self) -> Curve:
@@ -116,13 +109,15 @@ def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) ->
     """Return the weights of a group by their components, large ones decomposed on a device of torch."""
     statistics, wiring, parts = group.statistics, checkpoint.wiring, dict[str, Factorised]()
     if group.projections is not None:
-        projections = dict[str, ComponentOptions]()
+        projections, biases = dict[str, ComponentOptions](), group.projections.biases
         for name in NAMES:
             weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
             reads = statistics.reads_of_projection(group.index, name, len(weight))
             decomposed = components_on_device(weight, reads, statistics.slopes[key], device)
             scaled = decomposed.scaled(*statistics.scales[key])
-            projections[name] = ComponentOptions.of_projection(group.projections, name, scaled)
+            has_bias_row = len(weight) > len(group.projections.weights[name])
+            bias = biases.get("o") if name == "o" else None
+            projections[name] = ComponentOptions(weight, scaled, name, has_bias_row, name in biases, bias)
         parts[group.module] = ModuleWeights(projections)
     for name, (weight, n_bias) in group.weights.items():
         is_table, components = wiring.is_embedding(name), _of_matrix(wiring, name, weight, statistics, device)

@@ -13,7 +13,14 @@ of Tseng et al., YAQA (2025). Rows and columns are in ascending order of their m
 first.
 
 Then single codes move to the minimum of the cost over their entry, all others fixed, in sweeps: coordinate descent.
-Integer scales of super-blocks are refitted to the codes, and the codes to these.
+Integer scales of super-blocks are refitted to the codes, and the codes to these: a scale d k of a group of rows g and
+column j moves E by -d (change of k) v, where v are the codes of the group less that of 0; a minimum does the same with
+v = -1. The least cost over one of them is at
+
+    change of k  =  v^T (A E P)_gj / (d v^T A_gg v P_jj),
+
+rounded to an integer. Groups follow each other, and tiles of columns in them: moved together, the columns of a matrix
+whose gradients have one direction would all correct the same error.
 
 Both work on tiles of the matrix. The sum over later tiles is a matrix product, and only the entries of one tile depend
 on each other one by one, so that nearly all operations are those of matrix products in single precision.
@@ -29,8 +36,7 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.linalg.kernels import kernel
 from tnlib_adapters.compression.methods.components import damped, rounding_loss
-from tnlib_adapters.compression.methods.refit_scales import refit_scales
-from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.integers import SUPER_BLOCK, IntegerFormat, Integers, integer_scales
 from tnlib_adapters.factors.rounding import round_to_nearest
 
 _DAMPED = (0.01, 0.1)  # multiples of the mean moment of inputs, and of gradients, added to all
@@ -41,6 +47,7 @@ _FEW_MOVES = 0.002  # of all codes in a sweep: the next one would change the cos
 _TILE = 64  # rows or columns: entries one by one take as long as the matrix products between tiles
 _LONG_TILE = 2048  # of a side without moments
 _SLAB = 2**22  # numbers rounded at once where a side has no moments; intermediate arrays take 25 bytes for each
+_MOVED = 16  # columns whose integer scales move together
 _NONE: Array = np.ones((1, 1), np.float32)
 
 _Metric = Sequence[Array | None]  # moments of inputs and of gradients, divided by their mean and damped
@@ -251,6 +258,57 @@ def _descend(weight: Array, grid: _StepSizes, rows: _Side, columns: _Side, codes
                     weighted[:, j] -= rows.moments[:, i] @ changes  # m j [i]
         if n_moved <= _FEW_MOVES * codes.size:
             break
+
+
+def refit_scales(weight: Array, integers: Integers, reads: Array | None, slopes: Array | None) -> Integers:
+    """Return rounded values of a matrix (m, n) whose integer scales and minima moved once, with the same codes.
+
+    Moments of inputs, `reads`, and of gradients, `slopes`, are those of `round_compensated`. The caller compares the
+    losses: columns that move together may raise it.
+
+    >>> weight = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
+    >>> form = IntegerFormat(3, 0, 16, has_zero=True, scale_bits=6)
+    >>> rounded = round_to_nearest(weight, form)
+    >>> refitted = refit_scales(weight, rounded, None, None)
+    >>> bool(np.square(weight - refitted.values()).sum() < np.square(weight - rounded.values()).sum())
+    True
+    """
+    if integers.format.axes == (1,):
+        return refit_scales(weight.T, integers.transposed(), slopes, reads).transposed()
+    form, (m, n) = integers.format, weight.shape
+    if reads is None or reads.ndim == 1:
+        reads = np.diag(np.ones(m, np.float32) if reads is None else reads)
+    slopes = None if slopes is None or slopes.ndim == 1 else slopes  # a factor of a column does not move its minimum
+    gradients = reads @ (weight - integers.values())  # A E P
+    gradients = gradients if slopes is None else gradients @ slopes
+    diagonal = np.ones(n, np.float32) if slopes is None else np.diag(slopes)
+    width, of_groups, scales = n if slopes is None else _MOVED, SUPER_BLOCK // form.group, list[Array]()
+    limit = 2 ** (form.scale_bits - (not form.has_minimum)) - 1
+    for is_minimum, part in enumerate(np.split(integers.scales, 1 + form.has_minimum)):
+        blocks = np.ascontiguousarray(part.T).reshape(-1, of_groups)
+        unit, integer = integer_scales(blocks, form.scale_bits, signed=not form.has_minimum)
+        units, k = (a.reshape(n, -1).T.copy() for a in (np.repeat(unit, of_groups, axis=1), integer))
+        for g in range(m // form.group):
+            rows = slice(g * form.group, (g + 1) * form.group)
+            v = (
+                np.full((form.group, n), -1, np.float32)
+                if is_minimum
+                else integers.codes[rows] - np.float32(form.centre)
+            )
+            weighted = reads[rows, rows] @ v
+            curvature = units[g] * diagonal * np.einsum("ij,ij->j", v, weighted)
+            inverse = np.divide(1, curvature, out=np.zeros_like(curvature), where=curvature != 0)
+            own, steps = gradients[rows].copy(), np.zeros(n, np.float32)
+            for j in (slice(start, start + width) for start in range(0, n, width)):
+                moved = np.rint(k[g, j] + inverse[j] * np.einsum("ij,ij->j", v[:, j], own[:, j]))
+                moved = np.clip(moved, 0 if form.has_minimum else -limit, limit)
+                steps[j], k[g, j] = units[g, j] * (moved - k[g, j]), moved
+                if slopes is not None and steps[j].any():
+                    own[:, j.stop :] -= (weighted[:, j] * steps[j]) @ slopes[j, j.stop :]
+            change = v * steps
+            gradients -= reads[:, rows] @ (change if slopes is None else change @ slopes)
+        scales.append(units * k)
+    return Integers(integers.codes, np.concatenate(scales), form)
 
 
 @kernel
