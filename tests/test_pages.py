@@ -334,10 +334,23 @@ def test_every_random_format_is_on_the_page_of_functions() -> None:
     assert {f"tnlib.random.{name}" for name in names} <= public_names().keys()
 
 
-def test_every_public_function_has_an_example() -> None:
-    functions = {name: value for name, value in public_names().items() if inspect.isfunction(value)}
-    assert len(functions) > 150
-    assert [name for name, value in functions.items() if "\nExamples\n---" not in (inspect.getdoc(value) or "")] == []
+def examples_of(value: object) -> str:
+    """The section of examples in the docstring of a value itself, not of a base class."""
+    return inspect.cleandoc(value.__doc__ or "").partition("\nExamples\n---")[2]
+
+
+def test_every_public_function_and_class_has_an_example() -> None:
+    values = public_names()
+    assert sum(map(inspect.isfunction, values.values())) > 150
+    assert sum(map(inspect.isclass, values.values())) > 90
+    assert [name for name, value in values.items() if not examples_of(value)] == []
+
+
+def test_the_example_of_a_public_class_shows_a_number() -> None:
+    classes = {name: value for name, value in public_names().items() if inspect.isclass(value)}
+    parser = doctest.DocTestParser()
+    shown = {name: "".join(x.want for x in parser.get_examples(examples_of(value))) for name, value in classes.items()}
+    assert [name for name, output in shown.items() if not re.search(r"\d", output)] == []
 
 
 def test_the_page_on_the_layout_names_files_and_layers_that_exist() -> None:

@@ -16,6 +16,17 @@ class TnlibError(Exception):
     """Base class of the errors that tnlib raises; messages have one line of at most 1,000 characters.
 
     Long quotations in a message are abbreviated in the middle; the remedy at the end is kept.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> for row_shape in ((2, 3), (6, 6)):
+    ...     try:
+    ...         print(tnlib.ttm_svd(np.eye(6), row_shape, (2, 3)).value.ranks)
+    ...     except tnlib.TnlibError as error:
+    ...         print(error)
+    (1, 1, 1)
+    ttm_svd: row_shape must multiply to 6, got (6, 6) with product 36; change the sizes or pad the array.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -27,19 +38,62 @@ class TnlibError(Exception):
 
 
 class ArgumentError(TnlibError, ValueError):
-    """An argument has the right type and an invalid value."""
+    """An argument has the right type and an invalid value.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> try:
+    ...     tnlib.svd(np.eye(3), rtol=2)
+    ... except tnlib.ArgumentError as error:  # or ValueError
+    ...     print(error)
+    svd: rtol must lie between 0 and 1, got 2.0; it is the relative error of the whole tensor.
+    """
 
 
 class ArgumentTypeError(TnlibError, TypeError):
-    """An argument has a type that the function cannot use."""
+    """An argument has a type that the function cannot use.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> try:
+    ...     tnlib.tt_svd(np.eye(3), max_rank=2.5)
+    ... except tnlib.ArgumentTypeError as error:  # or TypeError
+    ...     print(error)
+    tt_svd: max_rank must be an integer, got 2.5; pass for example max_rank=8.
+    """
 
 
 class FileFormatError(TnlibError, ValueError):
-    """A file or folder has the wrong format."""
+    """A file or folder has the wrong format.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile, tnlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "layer-3.safetensors")
+    >>> tnlib.save(path, tnlib.ones((8, 8, 8)))
+    >>> _ = path.write_bytes(path.read_bytes()[:100])
+    >>> try:
+    ...     tnlib.load(path)
+    ... except tnlib.FileFormatError as error:
+    ...     print(error)
+    load: ...layer-3.safetensors is not a whole safetensors file (...); it may be cut short, save it again.
+    """
 
 
 class MissingFileError(FileFormatError, FileNotFoundError):
-    """A file or folder does not exist."""
+    """A file or folder does not exist.
+
+    Examples
+    --------
+    >>> import tnlib
+    >>> try:
+    ...     tnlib.load("layer-3.safetensors")
+    ... except tnlib.MissingFileError as error:  # or FileNotFoundError
+    ...     print(error)
+    load: path must be a file written by tnlib.save, found none at layer-3.safetensors.
+    """
 
     __str__ = Exception.__str__  # OSError would look for an errno
 
@@ -49,12 +103,48 @@ class MissingFileError(FileFormatError, FileNotFoundError):
 
 
 class ClusterError(TnlibError, RuntimeError):
-    """The workers of a computation are lost."""
+    """The workers of a computation are lost.
+
+    Examples
+    --------
+    Retry with fewer workers; this computation has memory for two:
+
+    >>> import tnlib
+    >>> def computed_by(workers):
+    ...     if workers > 2:
+    ...         raise tnlib.ClusterError("workers must stay until the end, got the loss of one; pass fewer.")
+    ...     return f"computed by {workers} workers"
+    >>> try:
+    ...     print(computed_by(8))
+    ... except tnlib.ClusterError:
+    ...     print(computed_by(2))
+    computed by 2 workers
+    """
 
 
 class ConvergenceWarning(UserWarning):
-    """The result misses its tolerance; its `Fit.converged` is False."""
+    """The result misses its tolerance; its `Fit.converged` is False.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, tnlib
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     fit = tnlib.svd(np.diag([4.0, 3.0]), rtol=0.1, max_rank=1)
+    >>> f"{fit.error:.6f}", fit.converged
+    ('0.600000', False)
+    >>> print(caught[0].message)
+    svd: the error 0.6 misses rtol=0.1; raise the rank or the number of sweeps that limits it, or rtol.
+    """
 
 
 class DegenerateCutWarning(UserWarning):
-    """`max_rank` separates singular values that are equal to roundoff, so the kept subspace is not unique."""
+    """`max_rank` separates singular values that are equal to roundoff, so the kept subspace is not unique.
+
+    Examples
+    --------
+    >>> import warnings, numpy as np, tnlib
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     fit = tnlib.svd(np.diag([2.0, 1.0, 1.0]), max_rank=2)
+    >>> print(fit.value.ranks, caught[0].message)
+    (2,) svd: max_rank separates equal singular values; another rank would be unique
+    """

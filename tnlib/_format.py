@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tnlib._array_api import device_of, dtype_of, from_host, library_of, refuse_different_libraries, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
-from tnlib._stored_arrays import in_common_dtype, numbered, read_only, set_fields
+from tnlib._stored_arrays import as_number, in_common_dtype, numbered, read_only, set_fields
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_dtype, is_other_array, to_numpy
 
@@ -42,6 +42,16 @@ class Format(ABC):
 
     Constructors raise ArgumentError if arrays are not finite or have inconsistent shapes, and ArgumentTypeError if they
     are not arrays of numbers. Arrays are stored as read-only views, without a copy if their dtype is supported.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> x = np.ones((10, 20, 30))
+    >>> for value in (tnlib.tt_svd(x).value, tnlib.tucker(x).value, tnlib.cp(x, 1).value):
+    ...     print(isinstance(value, tnlib.Format), value.ranks, value.n_parameters)
+    True (1, 1, 1, 1) 60
+    True (1, 1, 1) 61
+    True (1,) 61
     """
 
     # Without this numpy would multiply `array @ value` out before __rmatmul__ is called.
@@ -217,7 +227,16 @@ class Format(ABC):
 
 
 class LinearFormat(Format):
-    """A format with exact sums, whose ranks add, and exact multiples."""
+    """A format with exact sums, whose ranks add, and exact multiples.
+
+    Examples
+    --------
+    >>> import tnlib
+    >>> ones = tnlib.ones((4, 5, 6))
+    >>> total = 3 * ones - ones / 2
+    >>> isinstance(ones, tnlib.LinearFormat), total.ranks, f"{total.full().max():.6f}"
+    (True, (1, 2, 2, 1), '2.500000')
+    """
 
     @property
     @numpy_arrays
@@ -298,7 +317,16 @@ class LinearFormat(Format):
 
 
 class Operator(Format):
-    """A matrix in factored form; `scipy.sparse.linalg.aslinearoperator` accepts it."""
+    """A matrix in factored form; `scipy.sparse.linalg.aslinearoperator` accepts it.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib
+    >>> from scipy.sparse.linalg import aslinearoperator
+    >>> a = tnlib.LowRank(np.ones((1000, 1)), np.ones((1, 3)))
+    >>> isinstance(a, tnlib.Operator), a.matvec(np.arange(3.0)).sum(), aslinearoperator(a).rmatvec(np.ones(1000))
+    (True, np.float64(3000.0), array([1000., 1000., 1000.]))
+    """
 
     @property
     @abstractmethod
@@ -368,32 +396,6 @@ class Operator(Format):
         """Test if `x` is an array to numpy; another format would be multiplied out without notice."""
         refuse_other_format(sign, self, x)
         return isinstance(x, list | tuple | np.ndarray) or hasattr(x, "__array__")
-
-
-def as_number(name: str, other: Any) -> Any:
-    """Return a finite number, Python's or numpy's, or None where `other` is none."""
-    if isinstance(other, np.ndarray) and other.ndim == 0:
-        other = other[()]
-    if isinstance(other, np.ndarray):
-        raise ArgumentTypeError(
-            f"{name}: the other must be a format or a number, got an array of shape {other.shape}; "
-            "decompose it first, or take numpy.asarray of this one."
-        )
-    if isinstance(other, bool | np.bool_):
-        other = int(other)
-    if not isinstance(other, int | float | complex | np.number):
-        return None
-    if isinstance(other, np.longdouble | np.clongdouble):
-        raise ArgumentTypeError(
-            f"{name}: a number must have at most 64 bits a component, got {other.dtype}; pass float(x) or complex(x)."
-        )
-    try:
-        finite = cmath.isfinite(other)
-    except OverflowError:  # an integer beyond every float
-        finite = False
-    if not finite:
-        raise ArgumentError(f"{name}: a number must be finite, got {other}; replace NaN and inf first.")
-    return float(other) if isinstance(other, int) else other
 
 
 def refuse_different_legs(name: str, a: LinearFormat, b: LinearFormat) -> None:

@@ -142,6 +142,13 @@ class Bubble:
         Numbers of the nodes inside, including those of nested bubbles.
     label
         Name of the function.
+
+    Examples
+    --------
+    >>> nodes = Node("matrix", "W", (0, 1)), Node("tensor", "x", (0, 0))
+    >>> legs = Leg(0, 1, "j", 64), Leg(0, None, "i", 256, (0, 2))
+    >>> Diagram(nodes, legs, bubbles=(Bubble((0, 1), "relu"),)).open_legs     # relu(W x)
+    (('i', 256),)
     """
 
     nodes: tuple[int, ...]

@@ -21,6 +21,13 @@ class HeadNorm:
         (d_head,), weights of the norm.
     eps
         Added to the mean square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> norm = HeadNorm(query=np.ones(2), key=np.array([1.0, 2.0]), eps=0.0)
+    >>> norm.queries(np.array([1.0, 7.0])), norm.keys(np.array([1.0, 7.0]))     # root mean square 5
+    (array([0.2, 1.4]), array([0.2, 2.8]))
     """
 
     query: Array
@@ -80,6 +87,16 @@ class LatentNorm:
         Added to the mean square.
     n_rotated
         Number of columns at the start of every key that do not come from the latent vector, and are not divided.
+
+    Examples
+    --------
+    The latent vector of this stream is [1, 7], of root mean square 5:
+
+    >>> import numpy as np
+    >>> norm = LatentNorm(query=None, key_value=np.eye(4)[:, :2], eps=0.0, n_rotated=1)
+    >>> x = np.array([[1.0, 7.0, 3.0, 3.0]])
+    >>> norm.value_divisors(x), norm.keys(np.array([[10.0, 10.0, 20.0]]), x)
+    (array([[5.]]), array([[10.,  2.,  4.]]))
     """
 
     query: Array | None

@@ -106,6 +106,16 @@ class PositionParts:
         (n, d_model + 1), query position to key content.
     alone
         (n, n), position to position.
+
+    Examples
+    --------
+    A previous-token head: by position alone, three queries prefer the key before them.
+
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> parts = model.attention(0).qk_positions(3, model.positions())
+    >>> [int(parts.alone.full()[i, : i + 1].argmax()) for i in (10, 20, 30)]
+    [9, 19, 29]
     """
 
     content: LowRank

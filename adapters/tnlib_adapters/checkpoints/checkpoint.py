@@ -34,7 +34,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A transformer checkpoint on disk, returned by `open_checkpoint`; tensors are read lazily."""
+    """A transformer checkpoint on disk, returned by `open_checkpoint`; tensors are read lazily.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> model
+    Checkpoint(llama, 4 layers, 8 heads of 16 on 2 key and value heads, d_model 128, ...)
+    >>> model.config["vocab_size"], model.read("embed_tokens.weight").shape
+    (1024, (1024, 128))
+    """
 
     folder: Folder
     wiring: Wiring

@@ -155,6 +155,16 @@ class FrozenModel:
         Map of the normed final stream to logits, or None.
     tokens
         (n,), the sequence; an image (channels, height, width) for a model of images.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> frozen = tnlib_adapters.freeze(llama, [5, 6, 7, 5, 6])
+    >>> frozen
+    FrozenModel(4 layers of 8, 8, 8, 8 heads, 4 feed-forward layers, on 5 positions x 128 features)
+    >>> len(frozen.blocks), bool(np.allclose(frozen.apply(frozen.embedding), frozen.stream))
+    (8, True)
     """
 
     blocks: tuple[FrozenBlock, ...]

@@ -274,6 +274,15 @@ class FrozenPaths:
         A^h2 A^h1 (x) (W_V^h1 W_O^h1 W_V^h2 W_O^h2)^T and so on, without the direct path, which has no heads.
     constant
         (positions, d_model): contribution of all biases, along all paths.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> uniform = np.tril(np.ones((4, 10, 10))) / np.arange(1, 11)[:, None]
+    >>> found = tnlib_adapters.freeze(model, [uniform, uniform]).expand()
+    >>> found.paths[0], found.paths[-1], found.terms.ranks                # one term for each of 24 paths
+    (((0, 0),), ((0, 3), (1, 3)), (24,))
     """
 
     paths: Sequence[tuple[Head, ...]]

@@ -75,6 +75,16 @@ class Inspection:
     predictions
         Predictions on the text; None without one, for a model that is not causal or has no unembedding, and for a large
         one.
+
+    Examples
+    --------
+    `inspect` returns one after it has written the page; without the page:
+
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("known_circuit"))
+    >>> found = measure(model, None, Path("inspect.html"), lambda stage, done, total: None)
+    >>> found.n_shown, found.compositions["K"].largest(1)[0][:2]
+    (2, ((0, 0), (1, 0)))
     """
 
     page: Path

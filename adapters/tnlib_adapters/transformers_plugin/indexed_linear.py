@@ -28,6 +28,18 @@ class InterpolativeLinear(FactoredLinear):
     """W = L R; L (m, r) is the unit matrix in some rows and `left` (m - r, r) in the others.
 
     If m = in_features + 1, the last row is the bias.
+
+    Examples
+    --------
+    Rows 0 and 2 of the matrix are stored, row 1 is their sum:
+
+    >>> import numpy as np
+    >>> from tnlib_adapters.transformers_plugin.factored_linear import Factors
+    >>> arrays = {"left": np.ones((1, 2), np.float32), "right": np.float32([[1, 2, 3], [4, 5, 6]])}
+    >>> layer = InterpolativeLinear(Factors.of_arrays(arrays), [0, 2], in_features=3)
+    >>> layer.settle()
+    >>> layer.matrix().tolist(), layer.cost().per_row
+    ([[1.0, 2.0, 3.0], [5.0, 7.0, 9.0], [4.0, 5.0, 6.0]], 8)
     """
 
     columns: Tensor

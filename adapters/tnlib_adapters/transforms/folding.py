@@ -178,6 +178,16 @@ class Transformed:
         Sentences on what was changed.
     left
         Sentences on what was not changed, and why.
+
+    Examples
+    --------
+    The weights of norms become part of the layers behind them, and are then 1:
+
+    >>> import tnlib_adapters
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = tnlib_adapters.fold(llama)
+    >>> found.done, found.checkpoint.read("layers.0.input_layernorm.weight")[:3].tolist()
+    (('9 norms, into the weights that read from them',), [1.0, 1.0, 1.0])
     """
 
     checkpoint: Checkpoint

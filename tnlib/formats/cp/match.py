@@ -34,6 +34,16 @@ class Match:
         (min(R, R'),), for each pair the product over all legs of the moduli of the cosines between columns.
     score
         The factor match score, from 0 to 1: the mean over pairs of the congruence, times the weight penalty if any.
+
+    Examples
+    --------
+    The one component of `b` has the directions of component 1 of `a`; weights are not compared:
+
+    >>> import numpy as np, tnlib
+    >>> a = tnlib.CP([3.0, 2.0], [np.eye(4)[:, :2]] * 3)
+    >>> found = tnlib.match(a, tnlib.CP([5.0], [np.eye(4)[:, 1:2]] * 3))
+    >>> found.permutation, found.congruences, found.value.weights
+    (array([1, 0]), array([1.]), array([2., 3.]))
     """
 
     value: CP

@@ -46,6 +46,15 @@ class HeadLoadings(Table):
     layers
         Loadings (heads, n) of the heads of every attention layer by key position, by its index. With the bypass of the
         layer they sum to the edge.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.circuits import logit_contributions
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = head_loadings(logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7), 2)
+    >>> f"{found.total:.2f} = {found.layers[1].sum():.2f} by heads of layer 1 + {found.bypass[1]:.2f}"
+    '2.13 = 2.06 by heads of layer 1 + 0.07'
     """
 
     source: int

@@ -60,6 +60,15 @@ class PairAttribution(Table):
         (writers, writers): contribution of a writer of the query with a writer of the key.
     offset
         What the distance adds: ALiBi or a relative bias.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = qk_attributions(model, [5, 6, 7, 8, 5, 6]).head(1, 2)
+    >>> query, key, contribution = found.top(1)[0]
+    >>> query, key, f"{contribution:.2f} of {found.total:.2f}"
+    ('tokens', '0.3', '2.90 of 6.54')
     """
 
     title: str
@@ -114,6 +123,16 @@ class ScoreAttribution(PairAttribution):
     inputs
         (2, writers, d_model + 1): what the writers add to the input of the layer at the two positions, and the
         constant coordinate.
+
+    Examples
+    --------
+    The second token 6 attends to token 7, which followed the first:
+
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = qk_attributions(model, [5, 6, 7, 8, 5, 6]).score(1, 2, query=5, key=2)
+    >>> f"{found.total:.1f}", f"{found.weight:.3f}", found.components()[0].shape
+    ('11.9', '0.999', (16, 8, 8))
     """
 
     head: tuple[int, int]
@@ -157,6 +176,14 @@ class QKAttributions(Table):
         The model on the text.
     layers
         One for every attention layer.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> head, query, key, contribution = qk_attributions(model, [5, 6, 7, 8, 5, 6]).top(1)[0]
+    >>> head, query, key, f"{contribution:.2f}"
+    ('1.1', '0.0', 'tokens', '2.99')
     """
 
     model: FrozenModel

@@ -52,7 +52,13 @@ from tnlib_adapters.result_table import Columns, Table, descending
 
 @dataclass(frozen=True)
 class Score:
-    """A composition score and its chance level, the root mean square over random rotations."""
+    """A composition score and its chance level, the root mean square over random rotations.
+
+    Examples
+    --------
+    >>> Score(0.5, chance=0.125).multiple
+    4.0
+    """
 
     score: float
     chance: float
@@ -164,6 +170,13 @@ class Compositions(Table):
         Same shape: the root mean square of the score over random rotations between the two heads.
     notes
         Sentences on norms and biases that were folded into the heads, or could not be.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K")
+    >>> found.multiples[0, 3, 1].round(1)         # the previous-token head with the keys of the induction heads
+    array([2. , 2. , 2. , 1.9])
     """
 
     kind: Kind
@@ -285,8 +298,6 @@ def compositions(
 
     Examples
     --------
-    The previous-token head of the built-in model is 0.3; all heads of layer 1 are induction heads:
-
     >>> import tnlib_adapters
     >>> compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K").largest(4)[0][0]
     (0, 3)

@@ -46,6 +46,14 @@ class Similarities(Table):
         Number of query heads with common keys and values, whose operators share a factor; such pairs come last.
     notes
         Sentences on norms that were folded into the heads, or could not be.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = operator_similarities(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "OV")
+    >>> first, second, cosine = found.largest(1)[0]
+    >>> first, second, f"{cosine:.2f}"
+    ((1, 0), (1, 3), '0.36')
     """
 
     operator: Operator

@@ -55,6 +55,14 @@ class PatternExplorer:
         Number of heads of every layer.
     n_positions
         Length of the sequence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> uniform = np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None]
+    >>> found = explore_patterns([np.stack([uniform, np.eye(3)])], ["a", "b", "c"])
+    >>> found.n_heads, found.n_positions, "<script>" in found.html
+    ((2,), 3, True)
     """
 
     html: str

@@ -51,6 +51,16 @@ class Patching(Table):
         Metric of both runs.
     metric
         As in `Ablation`.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.data.coded_letters import coded_letters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("known_circuit"))
+    >>> tokens, answers = coded_letters(16, rng=0)
+    >>> found = activation_patching(model, tokens[:8], answers[:8], tokens[8:], of="layers")
+    >>> dict(zip(found.names, found.recovered.max(axis=1).round(1).tolist()))   # at the best position
+    {'0': 0.1, 'mlp 0': 0.0, '1': 0.3, 'mlp 1': 0.3}
     """
 
     names: tuple[str, ...]

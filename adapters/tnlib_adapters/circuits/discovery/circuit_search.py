@@ -50,6 +50,16 @@ class Circuit(Table):
     curve
         (points, 2): numbers of terms, ascending, and the loss of the circuits of that size that the search measured,
         larger and smaller than this one.
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> from tnlib_adapters.data.repeats import repeated_segments
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> tokens, repeated = repeated_segments(1, rng=np.random.default_rng(1))
+    >>> found = find_circuit(model, tokens, repeated, loss_increase=2.0, by="attribution")
+    >>> len(found.kept) + len(found.removed), found.loss <= found.full_loss + 2
+    (120, True)
     """
 
     of: Of

@@ -59,8 +59,8 @@ class Ablation:
 
     Examples
     --------
-    >>> Ablation("resample", metric="kl")
-    Ablation(kind='resample', metric='kl', corrupted=None)
+    >>> Ablation("resample", metric="kl", corrupted=[5, 6, 7, 9])         # for the tokens [5, 6, 7, 8]
+    Ablation(kind='resample', metric='kl', corrupted=[5, 6, 7, 9])
     """
 
     kind: AblationKind = "zero"

@@ -34,6 +34,15 @@ class VectorSide:
     by_position
         Share of learned positions in the variance of the coordinates over tokens and positions. Near 1 the direction
         encodes position, and its tokens mean little. None on an output side, and without learned positions.
+
+    Examples
+    --------
+    Queries of the previous-token head encode their position:
+
+    >>> import tnlib_adapters
+    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 0, 3).qk_tokens[0].left
+    >>> f"{found.by_position:.2f}, {found.constant:.2f} constant"
+    '1.00, 0.02 constant'
     """
 
     positive: TokenCoordinates
@@ -55,6 +64,15 @@ class TokenVectors:
     left, right
         Query and key side, or input and output side. `left.positive` belongs to `right.positive`, negative to negative;
         only the common sign of the two is arbitrary.
+
+    Examples
+    --------
+    A copying head raises the logits of the tokens that it reads:
+
+    >>> import tnlib_adapters
+    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2).ov_tokens[0]
+    >>> f"{found.value:.1f}", [token for token, _ in found.left.negative], [token for token, _ in found.right.negative]
+    ('8.9', [64, 40, 105, 19, 104], [64, 40, 105, 19, 104])
     """
 
     number: slice
@@ -140,6 +158,15 @@ class HeadReading:
         Token names.
     notes
         Sentences on omitted parts of the model.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
+    >>> found.copying
+    Copying(score 1.000, top 1 0.664, top 5 0.758, of embeddings)
+    >>> len(found.ov), len(found.ov_tokens)                   # the leading ones are given in tokens
+    (16, 3)
     """
 
     layer: int

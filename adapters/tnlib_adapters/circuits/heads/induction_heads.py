@@ -69,6 +69,13 @@ class Induction(HeadTable):
         Of `effect`, over the sampled sequences.
     n_sequences
         Number of sampled sequences.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = find_induction(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), n=4)
+    >>> found.composition[1].round(1), f"loss {found.loss:.1f}, chance {found.chance:.2f}"
+    (array([2. , 2. , 2. , 1.9]), 'loss 0.9, chance 4.85')
     """
 
     previous_token: Array

@@ -41,6 +41,16 @@ class PatternScores(HeadTable):
         (layers, heads), from 0 to 1; NaN where no position has a target.
     chance
         The same three scores for uniform attention: causal, or over all positions if some head attends to later ones.
+
+    Examples
+    --------
+    A head that attends to the previous token, and one with uniform attention:
+
+    >>> import numpy as np
+    >>> uniform = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
+    >>> found = pattern_scores([np.stack([np.eye(4, k=-1), uniform])], [7, 8, 7, 8])
+    >>> found.previous.round(3), round(found.chance["previous"], 3)
+    (array([[1.   , 0.361]]), 0.361)
     """
 
     previous: Array

@@ -57,6 +57,15 @@ class SingularVectors:
         (r, n), orthonormal rows: key directions, or output directions.
     groups
         Slices that cover all values in order: of length 1 for a simple value, longer for equal values.
+
+    Examples
+    --------
+    Two equal singular values define a plane:
+
+    >>> import numpy as np, tnlib
+    >>> found = singular_vectors(tnlib.LowRank(np.diag([2.0, 1.0, 1.0]), np.eye(3)))
+    >>> found.spans, f"{found.effective_rank:.3f}"
+    ((slice(1, 3, None),), '2.000')
     """
 
     values: Array
@@ -162,6 +171,17 @@ class Maximum:
         Maximum and minimum of x Omega x^T over unit x.
     direction
         (d_model + 1,), eigenvector that attains `symmetric`.
+
+    Examples
+    --------
+    Queries that read the first feature, for keys that read the second one:
+
+    >>> import numpy as np, tnlib
+    >>> found = form_maximum(tnlib.LowRank(2 * np.eye(3)[:, :1], np.eye(3)[1:2]))
+    >>> found
+    Maximum(2 over pairs of unit vectors; of one with itself from -1 to 1)
+    >>> (found.direction**2).round(6)
+    array([0.5, 0.5, 0. ])
     """
 
     value: float
@@ -298,6 +318,16 @@ class TextDirections:
         (n, r), orthonormal columns: the strength of every feature at every position, as a query and as a key.
     query_directions, key_directions
         (d + 1, r): directions of the input of the layer, whose inner products with the inputs are `queries` and `keys`.
+
+    Examples
+    --------
+    Two positions that match themselves, with scores 4 and 3; the mean over keys is left out:
+
+    >>> import numpy as np, tnlib
+    >>> form = tnlib.LowRank(np.diag([4.0, 3.0, 0.0])[:, :2], np.eye(3)[:2])
+    >>> text_directions(form, np.eye(2)).scores(1).round(6)
+    array([[ 2. , -2. ],
+           [-1.5,  1.5]])
     """
 
     values: Array

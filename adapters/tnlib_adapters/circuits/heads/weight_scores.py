@@ -72,6 +72,13 @@ class WeightScores(HeadTable):
         The three scores of a head with uniform attention, for `induction` behind a perfect previous-token head.
     inputs, tokens
         What heads read for `previous`, and what of a token for the other scores, in words.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = weight_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> found.induction[1].round(1), found.writer(1, 2), round(found.chance["induction"], 2)
+    (array([0.7, 0.7, 0.7, 0.7]), (0, 3), 0.02)
     """
 
     previous: Array

@@ -299,6 +299,15 @@ class TenTerms:
     remainder
         (n, d_model): the stream after the second layer minus all ten terms. Zero to roundoff if softmax is replaced by
         the identity, and the error of the quadrature for the path integral.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
+    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]      # of 7, which followed the first 6
+    >>> found.names[logits.argmax()], f"{logits.max():.1f}"
+    ('K', '2.7')
     """
 
     names: tuple[str, ...]
@@ -374,11 +383,6 @@ def ten_terms(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
-    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]      # of 7, which followed the first 6
-    >>> found.names[logits.argmax()]
-    'K'
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = ten_terms(llama, [5, 6, 7, 8, 5, 6], layers=(1, 3), method="path_integral")
     >>> bool(abs(found.remainder).max() < 1e-9)

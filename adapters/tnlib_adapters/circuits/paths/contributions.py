@@ -240,6 +240,17 @@ class PathContributions:
         every order but 0.
     heads
         The heads as (layer, head), in the order of the axis of heads.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.reference.model import run
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> forward = run(model, [5, 6, 7, 8, 5, 6])
+    >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
+    >>> found = path_contributions(stack, forward.residuals[0][0], model.read("unembed.weight")[7])
+    >>> found.by_order[:3].round(1), found.heads[found.last[1].argmax()]    # no head, one, two; largest single head
+    (array([-0.3,  3.4, -1.4]), (1, 0))
     """
 
     total: Array

@@ -38,6 +38,14 @@ class OrderLosses(Table):
         (L + 1,): without the paths of one order.
     counted
         "heads" or "all".
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = order_losses(tnlib_adapters.freeze(llama, [5, 6, 7, 8]))
+    >>> found.order_within(0.1), f"{found.loss:.2f}"          # paths through at most two of four attention layers
+    (2, '5.45')
     """
 
     up_to: Array

@@ -38,6 +38,17 @@ class PathLosses:
         (heads,): the loss without all paths through a head, minus `loss`. The biases of the head stay.
     heads
         The heads as (layer, head), in the order of the axis of heads.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.reference.model import run
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> forward, out = run(model, [5, 6, 7, 8, 5, 6]), model.read("unembed.weight")[7]
+    >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
+    >>> found = path_losses(stack, forward.residuals[0][0], lambda stream: -float(stream[-1] @ out))
+    >>> found.without_order[:3].round(1), found.heads[found.without_head.argmax()]
+    (array([-0.3,  3.4, -1.4]), (1, 0))
     """
 
     loss: float

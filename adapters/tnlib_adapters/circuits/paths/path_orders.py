@@ -39,6 +39,15 @@ class PathOrders(Table):
         (L + 1,): from biases and from the remainders of feed-forward layers, by the counted layers behind them.
     counted
         "heads" or "all".
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> from tnlib_adapters.circuits import logit_contributions
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = path_orders(logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7))
+    >>> found.values.round(1), f"{found.total:.2f}"
+    (array([-0.3,  3.4, -1.4]), '1.68')
     """
 
     embedding: Array

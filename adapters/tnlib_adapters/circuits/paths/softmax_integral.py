@@ -63,6 +63,16 @@ class SoftmaxAttributions(Table):
     -----
     In the table, "change" is the sum over keys of the moduli of a term, averaged over queries; "bound" is the largest
     one of the term.
+
+    Examples
+    --------
+    A term that is zero for all keys has no part in the weights:
+
+    >>> import numpy as np
+    >>> found = softmax_attributions(np.array([[[1.0, 0.0]], [[0.0, 0.0]]]))
+    >>> found.terms[:, 0].round(3), float(abs(found.remainder).max()) < 1e-9
+    (array([[ 0.231, -0.231],
+           [ 0.   ,  0.   ]]), True)
     """
 
     terms: Array

@@ -35,6 +35,15 @@ class StreamParts:
         ..." on its output, "norm after ..." on the stream after it, "norm final" at the end.
     arrays
         (parts, n, d_model).
+
+    Examples
+    --------
+    >>> import numpy as np, tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = split_stream(model, [5, 6, 7, 5], layer=1)
+    >>> merged = found.merge({"embedding": ["embedding"], "layer 0": found.names[1:]})
+    >>> merged.arrays.shape, bool(np.allclose(merged.total, found.total))
+    ((2, 4, 64), True)
     """
 
     names: tuple[str, ...]

@@ -38,6 +38,15 @@ class Bigrams(Table):
         (n, k), softmax probabilities over the whole vocabulary.
     vocabulary
         Token names.
+
+    Examples
+    --------
+    With tied embeddings, the direct path repeats the token:
+
+    >>> import tnlib_adapters
+    >>> found = bigrams(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), [309])
+    >>> found.vocabulary.name(309), found.vocabulary.name(found.successors[0, 0]), f"{found.probabilities[0, 0]:.2f}"
+    ("' in'", "' in'", '1.00')
     """
 
     tokens: Array

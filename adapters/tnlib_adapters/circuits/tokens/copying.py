@@ -47,6 +47,13 @@ class Copying:
         Vocabulary size; larger than the size of `ranks` if these are a sample.
     inputs
         What the head reads for a token, in words.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> found = Copying(np.array([3.0, -1.0]), ranks=np.array([0, 0, 2, 5]), vocab=8)
+    >>> found.score, found.accuracy(1), found.accuracy(3)
+    (0.5, 0.5, 0.75)
     """
 
     eigenvalues: Array
@@ -139,6 +146,14 @@ class CopyingScores(HeadTable):
         (layers, heads), where the head reads the embedding of the token; None if not asked for.
     first_layer
         (layers, heads), where it reads the stream that the first layer makes of the token; None if not asked for.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> found.embeddings.round(1)                             # heads of layer 1 copy, head 0.3 lowers its token
+    array([[-0.4, -0.4, -0.6, -1. ],
+           [ 1. ,  1. ,  1. ,  1. ]])
     """
 
     embeddings: Array | None

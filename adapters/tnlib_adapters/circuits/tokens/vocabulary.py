@@ -73,6 +73,14 @@ class Vocabulary:
         False if the model has no unembedding; `unembed` is then the embedding.
     inputs
         "embeddings", or "first layer" if `table` holds the streams after it.
+
+    Examples
+    --------
+    >>> import tnlib_adapters
+    >>> words = read_vocabulary(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")))
+    >>> changes = words.write(words.unembed[[309]])           # of the logits, by the direction of a token
+    >>> changes.shape, words.name(changes[0].argmax())
+    ((1, 1024), "' in'")
     """
 
     table: Array
