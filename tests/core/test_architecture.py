@@ -46,7 +46,7 @@ LAYERS = [
     ["tnlib_adapters.frozen"],
     ["tnlib_adapters.circuits", "tnlib_adapters.compression"],
     ["tnlib_adapters.inspection"],
-    ["tnlib_adapters.demo"],
+    ["tnlib_adapters.demo", "tnlib_adapters.demo_cached"],
     ["tnlib_adapters.cli_options", "tnlib_adapters.cli_session"],
     ["tnlib_adapters.cli"],
     ["tnlib_adapters"],
