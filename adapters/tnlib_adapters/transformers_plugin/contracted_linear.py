@@ -31,6 +31,9 @@ class Contraction:
     axes: Mapping[str, Axes]  # factor -> names of its axes
     inputs: Axes  # axes of the weight that are read and written, each one feature axis in this order
     outputs: Axes
+    # the factors in the order in which the weight is multiplied out, in groups that are multiplied out one by one and
+    # then with each other; () for one group in the order of `axes`
+    forming: tuple[tuple[str, ...], ...] = ()
 
 
 LOW_RANK = Contraction({"left": ("m", "r"), "right": ("r", "n")}, ("m",), ("n",))
@@ -54,13 +57,14 @@ def tucker(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     factors = {f"factor{k}": (f"n{k}", f"r{k}") for k in legs}
     core = {"core": _numbered("r", legs)}
     first, last = ({name: factors[name] for name in _numbered("factor", side)} for side in (inputs, outputs))
-    return Contraction(first | core | last, *_read_and_written(inputs, outputs))
+    return Contraction(first | core | last, *_read_and_written(inputs, outputs), (("core", *factors),))
 
 
 def cp(inputs: Sequence[int], outputs: Sequence[int]) -> Contraction:
     """Return the network of a CP: `weights` (R,) and `factor<k>` (n, R); R is an axis of all factors."""
     first, last = ({f"factor{k}": (f"n{k}", "R") for k in side} for side in (reversed(inputs), outputs))
-    return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs))
+    groups = (*first, "weights"), tuple(last)  # one product of two Khatri-Rao products
+    return Contraction({**first, "weights": ("R",), **last}, *_read_and_written(inputs, outputs), groups)
 
 
 class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, CP)):
@@ -84,10 +88,11 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         super().__init__(factors, (n_in, n_out))
         self.network, self._sizes, self._first = network, sizes, first
         self._through = _steps(network, [*network.axes], ("rows", *network.outputs))
-        self._start, *others = sorted(network.axes, key=lambda part: part != "core")  # a Tucker costs least from there
-        self._forming = _steps(network, others, (*network.inputs, *network.outputs))
-        counts = ((network.inputs, self._through), (network.axes[self._start], self._forming))
-        self._cost = Multiplications(*(self._count(*of_way) for of_way in counts))
+        self._forming = _groups(network)
+        forming = sum(self._count(network.axes[start], steps) for start, steps in self._forming)
+        if len(self._forming) > 1:  # of a CP
+            forming += n_in * n_out * sizes["R"]
+        self._cost = Multiplications(self._count(network.inputs, self._through), forming)
         # factors that rows are multiplied by as they are, so that they may stay in integers
         bonds = [*network.inputs, *(axes[-1] for axes in network.axes.values())][:-1]
         is_product = all(len(axes) == 2 for axes in network.axes.values())
@@ -129,9 +134,15 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W."""
-        start, network = self._array(self._start, dtype), self.network
-        full, axes = self._multiplied(start, network.axes[self._start], self._forming, dtype)
-        return _in_order(full, axes, (*network.inputs, *network.outputs)).reshape(self.in_features, self.out_features)
+        network = self.network
+        legs = (*network.inputs, *network.outputs)
+        (full, axes), *others = [
+            self._multiplied(self._array(start, dtype), network.axes[start], steps, dtype)
+            for start, steps in self._forming
+        ]
+        for formed, of_formed in others:
+            full, axes = _contract(full, axes, formed, of_formed, legs)
+        return _in_order(full, axes, legs).reshape(self.in_features, self.out_features)
 
     def cost(self) -> Multiplications:
         """Return the multiplications of both orders."""
@@ -196,6 +207,16 @@ def _in_order(t: Tensor, axes: Axes, result: Axes) -> Tensor:
     """Return a tensor with the axes of the result in order, and those of length 1 last."""
     order = [axes.index(axis) for axis in result]
     return t.permute(*order, *[k for k in range(t.ndim) if k not in order])
+
+
+def _groups(network: Contraction) -> list[tuple[str, list[_Step]]]:
+    """Return the first factor of every group of `forming`, and the steps to the product of the group."""
+    groups = network.forming or (tuple(network.axes),)
+    found = []
+    for group in groups:
+        elsewhere = [axis for part, axes in network.axes.items() if part not in group for axis in axes]
+        found.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
+    return found
 
 
 def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:
