@@ -31,7 +31,10 @@ class Heads:
 
     def __init__(self, projections: Projections, sizes: Sizes, pairs: Sequence[tuple[str, str]] = PAIRS) -> None:
         self._pairs, self._n_heads = pairs, sizes.group_size
-        self._operators = [_product_svds(*(_by_key_head(projections, name, sizes) for name in pair)) for pair in pairs]
+        self._operators = [
+            _product_svds([_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
+            for pair in pairs
+        ]
         self.curves = [_curve(operator) for operators in self._operators for operator in operators]
         self.fixed = projections.biases["o"].size if "o" in projections.biases else 0
         self._dtype = projections.weights["q"].dtype
@@ -78,18 +81,34 @@ class ValueHeads:
         return [*self._matrices.matrices(choice[:count]), *self._heads.matrices(choice[count:])]
 
 
-def _by_key_head(projections: Projections, name: str, sizes: Sizes) -> Array:
-    """Return a projection of the heads that share a key and value head below each other, in float64.
+def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes: Sizes) -> tuple[Array, Array]:
+    """Return the two factors of the operators that share a key and value head, in float64.
 
-    Shape (kv_heads, heads * d, d_head), where d is d_model, or one more with the bias of a head as the last row.
+    For QK (heads * d, d_head) and (d_head, d), for OV (d, d_head) and (d_head, heads * d).
     """
-    weight, bias = projections.weights[name], projections.biases.get(name)
+    first, second = (
+        np.concatenate([_with_bias(projections, name, columns) for columns in _columns(name, group, sizes)])
+        for name in pair
+    )
+    return first.astype(np.float64), second.astype(np.float64).T
+
+
+def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
+    """Return the inner columns of the heads of a projection that share a key and value head."""
+    count = sizes.group_size if name in "qo" else 1
+    heads = range(group * count, (group + 1) * count)
+    width = sizes.of_head(name)
+    return [slice(head * width, (head + 1) * width) for head in heads]
+
+
+def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
+    """Return one head's part of a projection, (d_model, d_head), with its bias, if any, as the last row."""
+    weight = projections.weights[name]
     if name == "o":  # the output bias belongs to the layer, not to a head
-        weight = weight.T
-    elif bias is not None:
-        weight = np.concatenate([weight, bias[None]])
-    by_head = weight.reshape(len(weight), -1, sizes.of_head(name)).swapaxes(0, 1)  # h d dh
-    return by_head.reshape(sizes.kv_heads, -1, sizes.of_head(name)).astype(np.float64)
+        return weight[columns].T
+    bias = projections.biases.get(name)
+    part = weight[:, columns]
+    return part if bias is None else np.concatenate([part, bias[None, columns]])
 
 
 def _curve(operator: _SVD) -> Curve:
@@ -106,9 +125,6 @@ def has_rotary_or_norms(checkpoint: Checkpoint) -> bool:
 
 
 @single_threaded_blas
-def _product_svds(lefts: Array, rights: Array) -> list[_SVD]:
-    """Return the SVD of every product of a left and a transposed right factor.
-
-    Several threads of BLAS often slow the factorization of a small matrix down.
-    """
-    return [product_svd(left, right.T) for left, right in zip(lefts, rights, strict=True)]
+def _product_svds(factors: Sequence[tuple[Array, Array]]) -> list[_SVD]:
+    """Return the SVD of every product; several threads of BLAS often slow the factorization of a small matrix down."""
+    return [product_svd(*pair) for pair in factors]
