@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.thin_svd import product_svd
-from tnlib.linalg.threads import single_threaded_blas
+from tnlib.linalg.threads import run_parallel, single_threaded_blas, split_range, thread_count
 from tnlib.linalg.truncation import tail_norms
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
@@ -126,5 +127,16 @@ def has_rotary_or_norms(checkpoint: Checkpoint) -> bool:
 
 @single_threaded_blas
 def _product_svds(factors: Sequence[tuple[Array, Array]]) -> list[_SVD]:
-    """Return the SVD of every product; several threads of BLAS often slow the factorization of a small matrix down."""
-    return [product_svd(*pair) for pair in factors]
+    """Return the SVD of every product, in parallel.
+
+    Several threads of BLAS do not speed up the factorization of a small matrix, and often slow it down; several
+    factorizations in parallel are faster.
+    """
+    results: list[Any] = [None] * len(factors)
+
+    def work(first: int, last: int) -> None:
+        for k in range(first, last):
+            results[k] = product_svd(*factors[k])
+
+    run_parallel(work, split_range(len(factors), thread_count()))
+    return results
