@@ -7,7 +7,7 @@ from typing import Any
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
 from tnlib_adapters.factors.integers import FORMAT_FIELDS, IntegerFormat, int8_format
 from tnlib_adapters.factors.projections import NAMES, expect
 from tnlib_adapters.files.folder import Folder
@@ -146,6 +146,9 @@ def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
                 f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
                 f"{description.module!r}; compress again."
             )
-        for part, (dtype, shape) in description.tensors.items():
-            dtypes = (dtype,) if dtype in ("U8", "I8") else FLOATS
+        for part, shape in description.stored_shapes.items():
+            form = description.formats.get(part)
+            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
             expect(folder, description.stored_name(part, wiring), shape, dtypes)
+        for part, shape in description.scales.items():
+            expect(folder, description.stored_name(scale_name(part), wiring), shape)

@@ -13,7 +13,7 @@ import numpy as np
 from tnlib import CP, FileFormatError, TTMatrix, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, whole_part
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, scale_name, whole_part
 from tnlib_adapters.factors.interpolative import unpack
 from tnlib_adapters.factors.projections import Projections, Sizes, n_out, unstack
 from tnlib_adapters.files.folder import Folder
@@ -176,7 +176,10 @@ def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
         if description.of:
             continue
         matrix = wiring.matrices[description.module]
-        parts = {part: folder.tensors[description.stored_name(part, wiring)] for part in description.tensors}
+        parts = {
+            part: folder.tensors[description.stored_name(part, wiring)]
+            for part in (*description.shapes, *map(scale_name, description.scales))
+        }
         transposed = matrix.stored == "out_in"
         shape = description.shape[::-1] if transposed else description.shape
         file = next(iter(parts.values())).file

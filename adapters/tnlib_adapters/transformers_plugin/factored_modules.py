@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tnlib import FileFormatError
 from tnlib_adapters.factors.expansion import ranks_of
-from tnlib_adapters.factors.factored_matrix import Description, whole_part
+from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
 from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
@@ -49,23 +49,34 @@ def make_layer(described: Description, factors: Factors, names: str = "", sizes:
 
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
     """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
-    integers, parameters = {"U8": torch.uint8, "I8": torch.int8}, dict[str, nn.Parameter]()
+    scales, shapes = described.scales, described.stored_shapes
+    dtypes = {part: torch.uint8 if form.is_packed else torch.int8 for part, form in described.formats.items()}
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+
     # scales come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
-    for name, (stored, shape) in sorted(described.tensors.items(), key=lambda item: item[0] in described.shapes):
-        dtype = like.dtype if stored is None else integers.get(stored, like.dtype)
-        empty = torch.empty(shape, dtype=dtype, device=like.device)
-        parameters[name] = nn.Parameter(empty, requires_grad=stored not in integers)
-    return parameters
+    parameters = {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
+    return parameters | {
+        part: nn.Parameter(empty(shape, dtypes.get(part, like.dtype)), requires_grad=part not in dtypes)
+        for part, shape in shapes.items()
+    }
+
+
+def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
+    """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
+    shape = described.shapes.get("stack") or described.shapes["factor0"]
+    rows = rows_of_stack(shape[0])
+    if names == "o":
+        return (1, 0, 3), (2,), rows["o"]
+    return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
 
 
 def _of_stack(
     network: Callable[..., Contraction], described: Description, factors: Factors, names: str
 ) -> FactoredLinear:
-    """Return the layer of projections of a stack, by the slice of the first leg that holds them."""
-    rows = rows_of_stack((described.shapes.get("stack") or described.shapes["factor0"])[0])
-    of_heads = (1, 0, 3) if names in ("q", "o") else (0, 1, 3)
-    legs = (of_heads, (2,)) if names == "o" else ((2,), of_heads)
-    return ContractedLinear(factors, network(*legs), slice(rows[names[0]].start, rows[names[-1]].stop))
+    inputs, outputs, first = _legs(described, names)
+    return ContractedLinear(factors, network(inputs, outputs), first)
 
 
 def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tnlib_adapters.factors.expansion import places
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications, must_agree
 
 # Copied numbers in units of multiplications, on one thread with AVX-512: 0.5 to 1.1 ns for a column of x that moves,
 # 0.5 ns for a number of L, 0.024 ns for a multiplication.
@@ -47,9 +47,11 @@ class InterpolativeLinear(FactoredLinear):
 
     def __init__(self, factors: Factors, rows: Sequence[int], in_features: int) -> None:
         left, right = factors.shapes["left"], factors.shapes["right"]
+        must_agree(left[1], right[0])
+        must_agree(len(rows), right[0])
         super().__init__(factors, (in_features, right[1]))
         self.unit_rows, self.n_rows = tuple(rows), left[0] + len(rows)
-        if self.n_rows not in (in_features, in_features + 1):
+        if self.n_rows not in (in_features, in_features + 1) or len({*range(self.n_rows), *rows}) > self.n_rows:
             raise ValueError(f"{self.n_rows} rows for {in_features} inputs")
         self.has_bias_row = self.n_rows > in_features
 
