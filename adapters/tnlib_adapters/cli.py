@@ -95,16 +95,16 @@ def demo(out: Path, force: bool) -> None:
     torch is installed; otherwise a small trained model of the package, in half a minute. Nothing is downloaded.
     """
     with command() as progress:
-        from tnlib_adapters.demo_cached import cached_story, find_cached, run_cached_demo
+        from tnlib_adapters.demo_cached import cached_model, cached_story, run_cached_demo
 
-        cached = find_cached()
+        cached = cached_model()
         if cached is None:
             from tnlib_adapters.demo import run_demo, story
 
-            tell = partial(story, run_demo(out, force=force, progress=progress))
+            paragraphs = partial(story, run_demo(out, force=force, progress=progress))
         else:
-            tell = partial(cached_story, run_cached_demo(cached, out, force=force, progress=progress))
-    click.echo("\n\n".join(tell(min(100, max(60, shutil.get_terminal_size((100, 24)).columns)))))
+            paragraphs = partial(cached_story, run_cached_demo(cached, out, force=force, progress=progress))
+    click.echo("\n\n".join(paragraphs(min(100, max(60, shutil.get_terminal_size((100, 24)).columns)))))
 
 
 @main.command(epilog=_IN_HELP, lists={"Methods": METHODS_HELP, "Layouts": LAYOUTS})

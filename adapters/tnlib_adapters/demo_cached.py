@@ -1,4 +1,4 @@
-"""Demonstration on a sentence encoder that the cache of Hugging Face has: rounding by a text, and to nearest."""
+"""Demonstration on a sentence encoder in the cache of Hugging Face: calibrated rounding beside rounding to nearest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tnlib import FileFormatError, MissingFileError
+from tnlib import ArgumentError, FileFormatError, MissingFileError
 from tnlib._validate import as_path
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.compress import compress
@@ -19,8 +19,10 @@ from tnlib_adapters.compression.evaluate import evaluate
 from tnlib_adapters.compression.options import Budget, Run
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
+from tnlib_adapters.demo import INSIDE, SMALLER
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
+from tnlib_adapters.files.tokenizer import load_tokenizer
 from tnlib_adapters.inspection import PAGE as INSPECT_PAGE
 from tnlib_adapters.inspection.findings import Finding, findings
 from tnlib_adapters.inspection.inspect import inspect
@@ -30,7 +32,6 @@ BITS = 4.0
 _CALIBRATION, _HELD_OUT = 600, 100  # paragraphs
 _LENGTHS = range(40, 500)  # characters of a paragraph
 _MOST_FINDINGS = 3
-SMALLER, INSIDE = "smaller", "inside"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class CachedDemo:
     n_parameters
         Of the model.
     seconds
-        Of the compression by a text.
+        Of the calibrated compression.
     original, nearest, calibrated
-        The model itself, all weights rounded to nearest in 8 and 4 bits, and `BITS` on average by a text.
+        The model itself, all weights rounded to nearest in 8 and 4 bits, and calibrated, `BITS` on average.
     findings
         What the inspection found.
     """
@@ -69,14 +70,16 @@ class CachedDemo:
     findings: tuple[Finding, ...]
 
 
-def find_cached() -> Checkpoint | None:
+def cached_model() -> Checkpoint | None:
     """Return the model, if it is in the local cache of the Hugging Face hub and can run; nothing is downloaded."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
         return None
     try:
-        return open_checkpoint(MODEL)
-    except (MissingFileError, FileFormatError):
+        checkpoint = open_checkpoint(MODEL)
+        load_tokenizer("demo", checkpoint.folder.path)
+    except (MissingFileError, FileFormatError, ArgumentError):
         return None
+    return checkpoint
 
 
 def run_cached_demo(
@@ -90,9 +93,9 @@ def run_cached_demo(
     check_target("demo", target, source, force=force)
     with whole_folder(target) as partial_folder, tempfile.TemporaryDirectory() as scratch:
         text, held_out = (Path(scratch) / name for name in ("calibration.txt", "held_out.txt"))
-        known = sentences()
-        text.write_text("\n".join(known[_HELD_OUT:]), encoding="utf-8")
-        held_out.write_text("\n".join(known[:_HELD_OUT]), encoding="utf-8")
+        paragraphs = calibration_paragraphs()
+        text.write_text("\n".join(paragraphs[_HELD_OUT:]), encoding="utf-8")
+        held_out.write_text("\n".join(paragraphs[:_HELD_OUT]), encoding="utf-8")
 
         def measured(label: str, folder: Path, n_bytes: int) -> SizeAndError:
             return SizeAndError(label, n_bytes, evaluate(source, folder, held_out, progress=progress).error)
@@ -100,7 +103,7 @@ def run_cached_demo(
         started, smaller, run = time.perf_counter(), partial_folder / SMALLER, Run(progress=progress)
         report = compress(source, smaller, Budget(bits=BITS), calibration=text, effort="low", run=run)
         seconds = time.perf_counter() - started
-        calibrated = measured(f"tnlib, {BITS:g} bits on average, by a text", smaller, sum(report.bytes_after.values()))
+        calibrated = measured(f"tnlib, {BITS:g} bits on average, calibrated", smaller, sum(report.bytes_after.values()))
         nearest = []
         for store in ("int8", "int4"):
             rounded = compress(source, Path(scratch) / store, Budget(store=store), run=run)
@@ -113,7 +116,7 @@ def run_cached_demo(
     return CachedDemo(target, n_parameters, seconds, whole, tuple(nearest), calibrated, tuple(findings(inspection)))
 
 
-def sentences() -> list[str]:
+def calibration_paragraphs() -> list[str]:
     """Return short paragraphs of Python's reference manual, in the order of its topics."""
     from pydoc_data.topics import topics
 
@@ -141,7 +144,7 @@ def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
             f"{demo.seconds:.0f} seconds (--effort low)."
         ),
         "\n".join([filled(f"Cost: 1 - mean cosine similarity of {_HELD_OUT} embeddings to the original ones."), *rows]),
-        filled(f"Conclusion: {verdict(demo)}"),
+        filled(f"Conclusion: {comparison(demo)}"),
         "\n".join(["Inside the model:", *inside[:_MOST_FINDINGS]]),
         f"Open first: {path_text(demo.folder / SMALLER / REPORT_PAGE)}\n"
         f"Then:       {path_text(demo.folder / INSIDE / INSPECT_PAGE)}",
@@ -149,16 +152,16 @@ def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
     ]
 
 
-def verdict(demo: CachedDemo) -> str:
-    """Return how rounding by a text compares with the nearest size of rounding to nearest."""
+def comparison(demo: CachedDemo) -> str:
+    """Return how calibrated rounding compares with rounding to nearest at the nearest size."""
     after = demo.calibrated
     beside = min(demo.nearest, key=lambda point: abs(point.n_bytes - after.n_bytes))
     if after.error < beside.error:
         return (
-            f"By a text the error is {beside.error / after.error:.1f} times smaller than {beside.label}, "
-            f"{_mb(after)} beside {_mb(beside)}."
+            f"Calibrated rounding has 1/{beside.error / after.error:.1f} of the error of the model {beside.label}, "
+            f"at {_mb(after)} and {_mb(beside)}."
         )
-    return f"Here the same model {beside.label} is nearer to the original, {_mb(beside)} beside {_mb(after)}."
+    return f"The model {beside.label} has the smaller error here, at {_mb(beside)} and {_mb(after)}."
 
 
 def _mb(point: SizeAndError) -> str:

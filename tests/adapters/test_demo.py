@@ -9,7 +9,7 @@ import pytest
 from command_line import run_command
 from tnlib_adapters import builtin_path, demo_cached, open_checkpoint
 from tnlib_adapters.demo import Demo, SizeAndLoss, original, rounded, story, verdict
-from tnlib_adapters.demo_cached import CachedDemo, SizeAndError, cached_story, find_cached, sentences
+from tnlib_adapters.demo_cached import CachedDemo, SizeAndError, cached_model, cached_story, calibration_paragraphs
 from tnlib_adapters.inspection.findings import Finding
 
 
@@ -66,7 +66,7 @@ def test_the_story_names_size_cost_heads_and_what_to_open() -> None:
 @pytest.fixture
 def without_cached_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_cached, "MODEL", "nobody/has-this-model")
-    assert find_cached() is None
+    assert cached_model() is None
 
 
 @pytest.mark.usefixtures("without_cached_model")
@@ -101,14 +101,14 @@ def test_the_story_of_a_cached_model_compares_equal_sizes(error: float) -> None:
     for part in ("22.7 million parameters", "90.0 MB -> 12.0 MB, 7.5 times smaller", "in 50 seconds",
                  "error 0.0500", "- Head 0.2 is one.", "Open first: out/smaller/tnlib_report.html"):  # fmt: skip
         assert part in text
-    said = "the error is 5.0 times smaller than rounded to nearest in 4 bits, 12.0 MB beside 13.0 MB"
-    other = "Here the same model rounded to nearest in 4 bits is nearer to the original, 13.0 MB beside 12.0 MB"
+    said = "1/5.0 of the error of the model rounded to nearest in 4 bits, at 12.0 MB and 13.0 MB"
+    other = "The model rounded to nearest in 4 bits has the smaller error here, at 13.0 MB and 12.0 MB"
     assert (said in text, other in text) == (error < 0.05, error > 0.05)
     assert max(map(len, "\n".join(cached_story(demo, 80)).splitlines())) <= 80
 
 
-def test_sentences_for_calibration_differ_and_are_enough() -> None:
-    known = sentences()
+def test_paragraphs_for_calibration_differ_and_are_enough() -> None:
+    known = calibration_paragraphs()
     assert len(set(known)) == len(known) == 700
     assert all(40 <= len(line) < 500 and line.endswith(".") for line in known)
 
@@ -123,6 +123,6 @@ def test_the_demo_of_a_cached_model_is_nearer_than_rounding_to_nearest(
     out = tmp_path / "demo"
     shown = " ".join(run_command("demo", "--out", out).stdout.split())
     assert "22.7 million parameters" in shown
-    assert "By a text the error is" in shown
+    assert "Calibrated rounding has 1/" in shown
     assert open_checkpoint(out / "smaller").n_layers == 6
     assert sorted(path.name for path in out.iterdir()) == ["inside", "smaller"]

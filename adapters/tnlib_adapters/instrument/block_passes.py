@@ -181,10 +181,11 @@ def forward(
     *,
     inputs: Collection[int] | None = None,
 ) -> list[list[Call]]:
-    """Store the inputs of blocks, "stream-0" and so on, and the output of the last; `inputs` None for all blocks.
+    """Store the inputs of some blocks, "stream-0" and so on, and the output of the last; `inputs` None for all blocks.
 
-    Returns the further arguments of every block by batch. Streams that are stored already are used again. `step` is
-    called with the indices of the block and of the batch, before each.
+    Returns the further arguments of every block by batch. Streams that are stored already are used again; those on the
+    way to a missing one are removed, unless they are among `inputs`. `step` is called with the indices of the block
+    and of the batch, before each.
     """
     n = len(outer.model.layers)
     wanted = {*(range(n) if inputs is None else inputs), n}

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from compressed_folders import by_options, limit_cache  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace  # noqa: E402
 from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
@@ -157,7 +157,10 @@ def test_files_are_removed_with_their_factors(tmp_path: Path) -> None:
 
 def test_the_last_plan_frees_each_part_once_its_factors_are_stored() -> None:
     factorisation = factorise(open_checkpoint(builtin_path("llama")), "matrix", what="all")
-    held = [weakref.ref(part.load) for part in factorisation.parts.values()]
+    captured = [cell.cell_contents for part in factorisation.parts.values() for cell in part.load.__closure__]
+    held = [weakref.ref(value) for value in captured if isinstance(value, StoredArrays)]
+    assert len(held) == len(factorisation.parts)
+    del captured
     choice = factorisation.select(Budget(keep=0.5))
     kept, n_freed = factorisation.plan_of(choice), list[int]()
     assert all(part() for part in held)

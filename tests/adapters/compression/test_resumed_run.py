@@ -96,9 +96,9 @@ def test_moments_are_saved_as_triangles_and_come_back_exactly(tmp_path):
     np.testing.assert_equal(dict(read.slopes), {"3.q": moments[:1, :1]})
 
 
-def compress(source, out, text, folder, what="attention", **size):
-    run = tnlib_adapters.Run(folder=folder)
-    return tnlib_adapters.compress(source, out, Budget(**size), calibration=Calibration(text), what=what, run=run)
+def compress(source, out, text, folder, what="attention", effort="default", **size):
+    options = {"calibration": Calibration(text), "what": what, "effort": effort}
+    return tnlib_adapters.compress(source, out, Budget(**size), run=tnlib_adapters.Run(folder=folder), **options)
 
 
 @pytest.mark.slow
@@ -133,6 +133,19 @@ def test_goes_on_after_an_interruption_as_if_there_was_none(folders, text, tmp_p
     compress(folders[0], tmp_path / "again", text, tmp_path / "part", **size)
     n_layers = tnlib_adapters.open_checkpoint(folders[0]).n_layers
     assert observed <= runs.count <= observed + observed // n_layers  # at most one block again
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [("low", "low"), ("low", "default"), ("default", "low"), ("low", "high")])
+def test_a_killed_run_goes_on_with_any_effort(folders, text, tmp_path, runs, first, second):
+    """Streams at the inputs of blocks are deleted after the statistics, unless layers are fitted."""
+    compress(folders[0], tmp_path / "whole", text, None, bits=4, effort=second)
+    runs.at = runs.count + 2
+    with pytest.raises(KeyboardInterrupt):
+        compress(folders[0], tmp_path / "killed", text, tmp_path / "part", bits=4, effort=first)
+    runs.at = -1
+    compress(folders[0], tmp_path / "again", text, tmp_path / "part", bits=4, effort=second)
     assert_same_weights(tmp_path / "whole", tmp_path / "again")
 
 

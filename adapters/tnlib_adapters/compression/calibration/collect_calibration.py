@@ -85,7 +85,8 @@ class SelectedWeights:
         names = [name for name in self.names if uses[name].group == group]
         if group == OUTSIDE:
             for name in names:
-                yield WeightGroup(group, module, statistics, None, {name: read_weight(checkpoint, name)})
+                of_table = statistics.of_keys({name, uses[name].reads, checkpoint.wiring.tied_key})
+                yield WeightGroup(group, module, of_table, None, {name: read_weight(checkpoint, name)})
             return
         if group in self.layers:
             projections = fold_biases(checkpoint.projections(group), checkpoint.sizes, keys=self._drops_keys)
@@ -177,9 +178,9 @@ def collect_calibration(
             parts.update({module: LazyPart(part, workspace) for module, part in made.items()})
 
     def factorise(group: int, statistics: Statistics) -> None:
-        for read in weights.read_group(group, uses, statistics):
-            pending.append(workers.submit(partial(parts_of, checkpoint, read)))
-            del read  # and its weights
+        for part in weights.read_group(group, uses, statistics):
+            pending.append(workers.submit(partial(parts_of, checkpoint, part)))
+            del part  # and its weights
             gather(workers.n_pending - 1)
 
     def collected(group: int, statistics: Statistics) -> None:

@@ -56,6 +56,11 @@ class Statistics:
         """Send the arrays, and not where they are stored, to another process."""
         return Statistics, (dict(self.reads), dict(self.slopes), dict(self.scales))
 
+    def of_keys(self, keys: Collection[str | None]) -> Statistics:
+        """Return the statistics of these keys."""
+        parts = ({key: of[key] for key in of if key in keys} for of in (self.reads, self.slopes, self.scales))
+        return Statistics(*parts)
+
     def reads_of_projection(self, k: int, name: str, rows: int) -> Array:
         """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
         moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]

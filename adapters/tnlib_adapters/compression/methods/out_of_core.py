@@ -1,4 +1,4 @@
-"""Factors of a compression within a limit of memory: those beyond it are kept in temporary files, or made again.
+"""Factors of a compression within a limit of memory: those beyond it are kept in temporary files.
 
 The memory of a compression is that of one part, whatever the number of layers: an attention layer or a matrix with
 all its factors. Curves of sizes and errors stay in memory; that of a matrix has at most as many points as ranks.
@@ -31,8 +31,8 @@ class Workspace:
     """Limit of the memory for factors that are not in use, the folder of those beyond it, and who computes them.
 
     All parts and plans together have at most `max_bytes`. `folder` returns a temporary folder, and is called when the
-    limit is reached first; without it, parts beyond the limit are made again when they are used, and plans stay in
-    memory. Decompositions run on `workers`, in this process unless others are set.
+    limit is reached first; without it, all parts and plans stay in memory. Decompositions run on `workers`, in this
+    process unless others are set.
     """
 
     def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
@@ -116,7 +116,8 @@ class _Contiguous(pickle.Pickler):
 def _without_arrays(value: Any) -> tuple[bytes, list[Array]]:
     """Return the pickle of an object, which stays in memory, and the bytes of its arrays, which are not in it.
 
-    Arrays come back with rows or columns first as they were: BLAS sums their products in the same order.
+    Arrays come back with rows or columns first as they were, for BLAS sums their products in the same order; symmetric
+    ones come back by rows.
     """
     buffers, emptied = list[pickle.PickleBuffer](), io.BytesIO()
     _Contiguous(emptied, 5, buffer_callback=buffers.append).dump(value)
