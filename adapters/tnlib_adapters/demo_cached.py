@@ -112,8 +112,8 @@ def run_cached_demo(
         inspection = inspect(source, partial_folder / INSIDE, progress=progress)
         check_target("demo", target, source, force=force)
     n_parameters = sum(info.size for info in checkpoint.folder.tensors.values())
-    whole = SizeAndError("original", sum(report.bytes_before.values()), 0.0)
-    return CachedDemo(target, n_parameters, seconds, whole, tuple(nearest), calibrated, tuple(findings(inspection)))
+    original = SizeAndError("original", sum(report.bytes_before.values()), 0.0)
+    return CachedDemo(target, n_parameters, seconds, original, tuple(nearest), calibrated, tuple(findings(inspection)))
 
 
 def calibration_paragraphs() -> list[str]:
@@ -132,7 +132,7 @@ def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
     points = sorted((before, *demo.nearest, after), key=lambda point: -point.n_bytes)
     label = max(len(point.label) for point in points)
     rows = [f"  {point.label:<{label}}  {_mb(point):>8}  error {point.error:.4f}" for point in points]
-    inside = [filled(found.text, initial_indent="  - ", subsequent_indent="    ") for found in demo.findings]
+    inside = [filled(finding.text, initial_indent="  - ", subsequent_indent="    ") for finding in demo.findings]
     return [
         filled(
             f"The model: {MODEL}, from the cache of Hugging Face, {demo.n_parameters / 1e6:.1f} million parameters, "
@@ -140,8 +140,8 @@ def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
         ),
         filled(
             f"The compression: attention, feed-forward layers and embeddings, {_mb(before)} -> {_mb(after)}, "
-            f"{before.n_bytes / after.n_bytes:.1f} times smaller, by {_CALIBRATION} paragraphs of Python's manual in "
-            f"{demo.seconds:.0f} seconds (--effort low)."
+            f"{before.n_bytes / after.n_bytes:.1f} times smaller, calibrated on {_CALIBRATION} paragraphs of "
+            f"Python's manual in {demo.seconds:.0f} seconds (--effort low)."
         ),
         "\n".join([filled(f"Cost: 1 - mean cosine similarity of {_HELD_OUT} embeddings to the original ones."), *rows]),
         filled(f"Conclusion: {comparison(demo)}"),

@@ -30,6 +30,7 @@ from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.executor import SERIAL, Workers, open_executor  # noqa: E402
+from tnlib_adapters.compression.methods.quantized import QuantizedWeight  # noqa: E402
 
 from tnlib import ArgumentTypeError, ClusterError  # noqa: E402
 
@@ -100,6 +101,19 @@ def test_methods_on_a_text_have_the_bits_of_one_process(
         with open_executor(**workers) as executor:
             compress(LLAMA, tmp_path / name, **by_options(calibrate=text, executor=executor, **options))
         assert_same_bits(tmp_path / "one", tmp_path / name)
+
+
+@pytest.mark.slow
+def test_options_of_integers_are_measured_by_the_workers(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QuantizedWeight, "_candidates", lambda _: pytest.fail("measured in the main process"))
+    with open_executor(workers=1) as pool:
+        run = Run(executor=pool)
+        report = compress(
+            LLAMA, tmp_path / "out", Budget(bits=4), calibration=text, what="attention", effort="low", run=run
+        )
+    assert report.bits == 4
 
 
 @pytest.mark.slow
