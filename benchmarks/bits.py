@@ -38,7 +38,7 @@ from tnlib_adapters.instrument.weight_inputs import WeightUses, find_uses, input
 from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts
 from benchmarks.quantizers import two_sided
-from benchmarks.study_tables import Row, read_rows, write_rows
+from benchmarks.study_tables import Row, merged, read_rows, write_rows
 from benchmarks.texts import sentences
 from tnlib._typing import Array
 
@@ -255,16 +255,14 @@ def ranges(rows: Sequence[Row]) -> list[Row]:
     return summaries
 
 
-def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """Return the rows of a table with new ones added, or in the place of those with the same `KEY`."""
-    kept = [row for row in old if list(row) == list(new[0])]
-    table = {tuple(row[name] for name in KEY): row for row in [*kept, *new]}
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows by method, text, seed and descending budget."""
 
     def place(row: Row) -> tuple[int, bool, str, str, float]:
         in_range = row["text"].startswith(RANGE)
         return METHODS.index(row["method"]), in_range, row["text"], row["seed"], -float(row["budget"])
 
-    return sorted(table.values(), key=place)
+    return sorted(rows, key=place)
 
 
 def table_of(rows: Sequence[Row]) -> list[str]:
@@ -305,7 +303,8 @@ def main(
             rows += (summaries := ranges(rows))
             print("\n".join(table_of(summaries)[2:]))
         if write:
-            write_rows(TABLES[model, what], merged(read_rows(TABLES[model, what]), rows))
+            name = TABLES[model, what]
+            write_rows(name, in_order(merged(read_rows(name), rows, KEY)))
 
 
 if __name__ == "__main__":

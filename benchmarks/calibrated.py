@@ -8,8 +8,8 @@ Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or lice
 docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none of which is in
 a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after the first are for
 "calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown table row by row;
---write puts it into docs/tables. More than the attention is compressed by fewer methods. The whole study takes three
-hours.
+--write merges the rows into docs/tables. More than the attention is compressed by fewer methods. The whole study takes
+three hours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import click
 from tnlib_adapters import Budget
 from tnlib_adapters.compression.request import WHAT
 
-from benchmarks.study_tables import Row, write_rows
+from benchmarks.study_tables import Row, merged, read_rows, write_rows
 from benchmarks.texts import sentences
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def attention_parameters(model: RunningModel) -> Iterator[torch.nn.Parameter]:
 @click.option("--seed", "seeds", type=int, multiple=True, default=(0,), help="Which sentences are calibrated on.")
 @click.option("--method", "methods", type=click.Choice(tuple(METHODS)), multiple=True, help="All by default.")
 @click.option("--range", "ranged", is_flag=True, help="Calibrate on every text, and add the range over the texts.")
-@click.option("--write", is_flag=True, help="Put the table into docs/tables.")
+@click.option("--write", is_flag=True, help="Merge the rows into docs/tables.")
 def main(
     model: str,
     whats: tuple[str, ...],
@@ -353,7 +353,8 @@ def main(
         values = [*range_of(results), f"{min(seconds):.0f} to {max(seconds):.0f}"]
         add(["", *methods, f"{keeps[0]:g}", f"range over {len(texts)} calibration texts", "", *values])
     if write:
-        write_rows(RANGE if ranged else (BEYOND if beyond else ATTENTION)[model], table)
+        name = RANGE if ranged else (BEYOND if beyond else ATTENTION)[model]
+        write_rows(name, merged(read_rows(name), table, columns[: columns.index("seed") + 1]))
 
 
 if __name__ == "__main__":

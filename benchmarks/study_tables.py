@@ -29,6 +29,12 @@ def write_rows(name: str, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """Return the rows of a table, new ones in the place of those with the same values in the columns `key`, or last."""
+    kept = [row for row in old if list(row) == list(new[0])]
+    return [*{tuple(row[name] for name in key): row for row in [*kept, *new]}.values()]
+
+
 def by_size(rows: Sequence[Row], column: str) -> list[str]:
     """Return one column for the text "both" and seed 0 in Markdown: a line a method, a column a size."""
     size = "keep" if "keep" in rows[0] else "budget"

@@ -6,7 +6,7 @@ import cmath
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -16,7 +16,8 @@ import numpy.typing as npt
 from tnlib._array_api import device_of, dtype_of, from_host, library_of, refuse_different_libraries, to_host
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, format_html, refuse_other_arrays, shorten
-from tnlib._stored_arrays import as_number, in_common_dtype, numbered, read_only, set_fields
+from tnlib._operands import as_number, refuse_different_sizes
+from tnlib._stored_arrays import in_common_dtype, numbered, read_only, set_fields
 from tnlib._typing import Array
 from tnlib._validate import advice_for, as_dtype, is_other_array, to_numpy
 
@@ -401,15 +402,6 @@ class Operator(Format):
 def refuse_different_legs(name: str, a: LinearFormat, b: LinearFormat) -> None:
     """Raise where two formats do not have the same legs."""
     refuse_different_sizes(name, a._legs, b._legs, "legs are not broadcast")
-
-
-def refuse_different_sizes(name: str, a: Sequence[Any], b: Sequence[Any], reason: str) -> None:
-    """Raise where the legs of two formats differ in number or size, naming the first one that does."""
-    if len(a) != len(b):
-        raise ArgumentError(f"{name}: both must have as many legs, got {len(a)} and {len(b)}; legs are not broadcast.")
-    for k, (n, m) in enumerate(zip(a, b, strict=True)):
-        if n != m:
-            raise ArgumentError(f"{name}: leg {k} must have one size, got {n} and {m}; {reason}.")
 
 
 def refuse_other_format(sign: str, a: Format, b: Any) -> None:

@@ -1,8 +1,7 @@
-"""Stored arrays of formats: read-only, finite, of a native dtype, in one library; numbers that multiply them."""
+"""Stored arrays of formats: read-only, finite, of a native dtype, in one library."""
 
 from __future__ import annotations
 
-import cmath
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._array_api import as_other_array, astype, dtype_of
-from tnlib._errors import ArgumentError, ArgumentTypeError
+from tnlib._errors import ArgumentError
 from tnlib._typing import Array, FormatProtocol
 from tnlib._validate import NATIVE_DTYPES, as_array, as_list, as_numbers, is_other_array
 
@@ -64,32 +63,6 @@ def as_numbers_list(format_name: str, noun: str, arrays: Sequence[Any], *, ndim:
             a = check(format_name, f"{noun} {k}", a, ndim=ndim)
         out.append(a)
     return out
-
-
-def as_number(name: str, other: Any) -> Any:
-    """Return a finite number, Python's or numpy's, or None where `other` is none."""
-    if isinstance(other, np.ndarray) and other.ndim == 0:
-        other = other[()]
-    if isinstance(other, np.ndarray):
-        raise ArgumentTypeError(
-            f"{name}: the other must be a format or a number, got an array of shape {other.shape}; "
-            "decompose it first, or take numpy.asarray of this one."
-        )
-    if isinstance(other, bool | np.bool_):
-        other = int(other)
-    if not isinstance(other, int | float | complex | np.number):
-        return None
-    if isinstance(other, np.longdouble | np.clongdouble):
-        raise ArgumentTypeError(
-            f"{name}: a number must have at most 64 bits a component, got {other.dtype}; pass float(x) or complex(x)."
-        )
-    try:
-        finite = cmath.isfinite(other)
-    except OverflowError:  # an integer beyond every float
-        finite = False
-    if not finite:
-        raise ArgumentError(f"{name}: a number must be finite, got {other}; replace NaN and inf first.")
-    return float(other) if isinstance(other, int) else other
 
 
 def in_common_dtype(arrays: Sequence[Array]) -> list[Array]:

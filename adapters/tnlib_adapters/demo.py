@@ -256,7 +256,7 @@ _MOST_FINDINGS = 4
 def story(demo: Demo, width: int = 100) -> list[str]:
     """Return the paragraphs: the model, the compression, its cost beside rounding, the heads, what to open."""
     before, after = demo.original, demo.written
-    filled = partial(_filled, width=width)
+    filled = partial(fill, width=width)
     return [
         filled(_MODEL),
         filled(
@@ -268,9 +268,7 @@ def story(demo: Demo, width: int = 100) -> list[str]:
         ),
         _table(demo),
         filled(f"Conclusion: {verdict(after, demo.rounded)}"),
-        "\n".join(
-            ["Inside the model:", *(filled(found.text, start="  - ") for found in demo.findings[:_MOST_FINDINGS])]
-        ),
+        inside(demo.findings, width),
         _files(demo),
         f"{_COMMANDS}\n{filled(_NEXT)}",
     ]
@@ -296,8 +294,15 @@ def verdict(written: SizeAndLoss, rounded: Sequence[SizeAndLoss]) -> str:
     return " ".join(sentences)
 
 
-def _filled(text: str, width: int, start: str = "") -> str:
+def fill(text: str, width: int, start: str = "") -> str:
+    """Return a paragraph, or an item of a list that begins with `start`, in lines of this width."""
     return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
+
+
+def inside(findings: Sequence[Finding], width: int) -> str:
+    """Return the first findings as a list."""
+    items = (fill(finding.text, width, start="  - ") for finding in findings[:_MOST_FINDINGS])
+    return "\n".join(["Inside the model:", *items])
 
 
 def _table(demo: Demo) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-import textwrap
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from tnlib_adapters.compression.evaluate import evaluate
 from tnlib_adapters.compression.options import Budget, Run
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
-from tnlib_adapters.demo import INSIDE, SMALLER
+from tnlib_adapters.demo import INSIDE, SMALLER, fill, inside
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
 from tnlib_adapters.files.tokenizer import load_tokenizer
@@ -31,7 +30,6 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 BITS = 4.0
 _CALIBRATION, _HELD_OUT = 600, 100  # paragraphs
 _LENGTHS = range(40, 500)  # characters of a paragraph
-_MOST_FINDINGS = 3
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,11 @@ def calibration_paragraphs() -> list[str]:
 
 def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
     """Return the paragraphs: the model, the compression, its error beside rounding to nearest, what to open."""
-    filled = partial(textwrap.fill, width=width, break_on_hyphens=False)
+    filled = partial(fill, width=width)
     before, after = demo.original, demo.calibrated
     points = sorted((before, *demo.nearest, after), key=lambda point: -point.n_bytes)
     label = max(len(point.label) for point in points)
     rows = [f"  {point.label:<{label}}  {_mb(point):>8}  error {point.error:.4f}" for point in points]
-    inside = [filled(finding.text, initial_indent="  - ", subsequent_indent="    ") for finding in demo.findings]
     return [
         filled(
             f"The model: {MODEL}, from the cache of Hugging Face, {demo.n_parameters / 1e6:.1f} million parameters, "
@@ -145,7 +142,7 @@ def cached_story(demo: CachedDemo, width: int = 100) -> list[str]:
         ),
         "\n".join([filled(f"Cost: 1 - mean cosine similarity of {_HELD_OUT} embeddings to the original ones."), *rows]),
         filled(f"Conclusion: {comparison(demo)}"),
-        "\n".join(["Inside the model:", *inside[:_MOST_FINDINGS]]),
+        inside(demo.findings, width),
         f"Open first: {path_text(demo.folder / SMALLER / REPORT_PAGE)}\n"
         f"Then:       {path_text(demo.folder / INSIDE / INSPECT_PAGE)}",
         "Next: tnlib compress IN OUT --calibrate TEXT",

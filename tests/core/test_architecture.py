@@ -20,7 +20,7 @@ LAYERS = [
     ["tnlib._errors", "tnlib._typing"],
     ["tnlib._validate", "tnlib._files", "tnlib._html"],
     ["tnlib._array_api", "tnlib._fit", "tnlib._registry"],
-    ["tnlib._stored_arrays"],
+    ["tnlib._stored_arrays", "tnlib._operands"],
     ["tnlib._format"],
     ["tnlib.linalg.kernels"],
     ["tnlib.linalg"],

@@ -217,8 +217,9 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
         for name, weight in values.items():
-            if linear := linears.get(str(source.stored[name])):
-                rounded = round_to_nearest(weight.numpy(), IntegerFormat(8, 1 - linear.output_axis))
+            stored = source.stored[name]
+            if isinstance(stored, str) and stored in linears:  # joined and stacked tensors are of experts
+                rounded = round_to_nearest(weight.numpy(), IntegerFormat(8, 1 - linears[stored].output_axis))
                 changed[name] = torch.from_numpy(rounded.values())
         return changed
 

@@ -189,11 +189,11 @@ def forward(
     """
     n = len(outer.model.layers)
     wanted = {*(range(n) if inputs is None else inputs), n}
-    missing = [k for k in sorted(wanted) if not streams.has(f"stream-{k}")] or [0]
-    calls = enter(outer, streams)
-    start = max(k for k in range(missing[0] + 1) if streams.has(f"stream-{k}"))
+    missing = [k for k in wanted if not streams.has(f"stream-{k}")]
+    start = max((k for k in range(min(missing, default=0)) if streams.has(f"stream-{k}")), default=0)
+    calls = enter(outer, streams, store=bool(missing) and start == 0)
     with torch.no_grad():
-        for k in range(start, missing[-1]):
+        for k in range(start, max(missing, default=0)):
             if not streams.has(f"stream-{k + 1}"):
                 for b in range(len(streams.batches)):
                     step(k, b)
@@ -205,9 +205,12 @@ def forward(
     return calls
 
 
-def enter(outer: OuterLayers, streams: Streams) -> list[list[Call]]:
-    """Store the input of the first block, "stream-0"; return the further arguments of every block by batch."""
-    calls, known, is_stored = [], dict[Any, Tensor](), streams.has("stream-0")
+def enter(outer: OuterLayers, streams: Streams, *, store: bool) -> list[list[Call]]:
+    """Return the further arguments of every block by batch; store the input of the first, "stream-0", if `store`.
+
+    It is not stored again.
+    """
+    calls, known, is_stored = [], dict[Any, Tensor](), not store or streams.has("stream-0")
     with torch.no_grad():
         for b, batch in enumerate(streams.batches):
             x, of_batch = outer.enter(batch)

@@ -48,9 +48,8 @@ class FewVectorProducts:
     """Products of few vectors with the parts of a layer in integers, prepared at the first call. Copies are empty."""
 
     def __init__(self) -> None:
-        self._prepared: dict[
-            str, tuple[tuple[int, int], _Product | None]
-        ] = {}  # by part, with addresses of its tensors
+        # by part, with the addresses of its codes and scales
+        self._prepared = dict[str, tuple[tuple[int, int], _Product | None]]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FewVectorProducts, ()

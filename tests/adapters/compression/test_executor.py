@@ -107,7 +107,7 @@ def test_methods_on_a_text_have_the_bits_of_one_process(
 def test_options_of_integers_are_measured_by_the_workers(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(QuantizedWeight, "_candidates", lambda _: pytest.fail("measured in the main process"))
+    monkeypatch.setattr(QuantizedWeight, "_whole", lambda _: pytest.fail("measured in the main process"))
     with open_executor(workers=1) as pool:
         run = Run(executor=pool)
         report = compress(

@@ -10,7 +10,8 @@ from typing import Any, TypeVar, overload
 from tnlib._array_api import reshape
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import refuse_other_arrays, wrong_type
-from tnlib._format import Operator, numpy_arrays, refuse_different_sizes, refuse_mixed_libraries
+from tnlib._format import Operator, numpy_arrays, refuse_mixed_libraries
+from tnlib._operands import refuse_different_sizes
 from tnlib._stored_arrays import refuse_too_large
 from tnlib._typing import Array
 from tnlib._validate import as_integer, as_sizes

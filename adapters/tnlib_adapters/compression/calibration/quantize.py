@@ -96,8 +96,6 @@ def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> 
     parts = layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
     if forms.fused:
         _fuse(checkpoint.wiring.layers[group.index], group.module, parts)
-    for part in parts.values():
-        part.curves  # noqa: B018  measured here, where another process may do it
     return parts
 
 

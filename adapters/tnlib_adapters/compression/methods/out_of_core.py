@@ -98,10 +98,10 @@ class LazyPart:
         del self.load
 
 
-class _Contiguous(pickle.Pickler):
-    """Pickler that passes every array to its callback: those of the base class have to be contiguous.
+class _ArrayPickler(pickle.Pickler):
+    """Pickler that passes all arrays to its callback, also those that are not contiguous, and half of symmetric ones.
 
-    Of symmetric matrices, such as second moments, it passes one half.
+    Second moments are symmetric, and most of what a compression stores.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -120,7 +120,7 @@ def _without_arrays(value: Any) -> tuple[bytes, list[Array]]:
     ones come back by rows.
     """
     buffers, emptied = list[pickle.PickleBuffer](), io.BytesIO()
-    _Contiguous(emptied, 5, buffer_callback=buffers.append).dump(value)
+    _ArrayPickler(emptied, 5, buffer_callback=buffers.append).dump(value)
     return emptied.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers]
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -172,7 +171,7 @@ class StoredBias:
 
 
 class QuantizedWeight:
-    """A weight (m, n) and its stored forms, ordered by bits.
+    """A weight (m, n) and its stored forms, whose losses are measured when it is made.
 
     Parameters
     ----------
@@ -204,22 +203,17 @@ class QuantizedWeight:
         self.weight, self._metric, self._of, self._bias = weight, metric, of, bias
         self._by_row, self._forms = by_row, forms
         self._fused = ""
+        factored = forms.factors and not by_row and weight.any()  # zeros have no components
+        self._candidates = self._whole() + (self._factored() if factored else [])
+        # all forms that no other undercuts in bits and in loss, by ascending bits
+        self.options = [option for (option,) in self._undercut_by_none(zip(self._candidates))]
 
     def fuse(self, others: Sequence[QuantizedWeight], name: str) -> None:
         """Give this weight and others, a fused layer, the same options: one form for all of them."""
         weights = (self, *others)
-        kept = self._undercut_by_none(zip(*(weight._candidates() for weight in weights), strict=True))
+        kept = self._undercut_by_none(zip(*(weight._candidates for weight in weights), strict=True))
         for weight, options in zip(weights, zip(*kept, strict=True), strict=True):
             weight.options, weight._fused = list(options), name
-
-    @cached_property
-    def options(self) -> list[Option]:
-        """All forms that no other undercuts in bits and in loss, by ascending bits."""
-        return [option for (option,) in self._undercut_by_none(zip(self._candidates()))]
-
-    def _candidates(self) -> list[Option]:
-        factored = self._forms.factors and not self._by_row and self.weight.any()  # zeros have no components
-        return self._whole() + (self._factored() if factored else [])
 
     def _undercut_by_none(self, candidates: Iterable[tuple[Option, ...]]) -> list[tuple[Option, ...]]:
         """Return the forms of a layer, an option for each weight, that no other undercuts; see `options`."""
