@@ -39,7 +39,7 @@ from benchmarks import calibrated
 from benchmarks.baselines import BASELINES, Part, Parts
 from benchmarks.quantizers import two_sided
 from benchmarks.study_tables import Row, merged, read_rows, write_rows
-from benchmarks.texts import sentences
+from benchmarks.texts import TEST_KINDS, tested_sentences
 from tnlib._typing import Array
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def row_of(method: str, budget: float, text: str, seed: int, measurement: Measur
     cells = {"method": method, "setting": setting, "budget": f"{budget:g}", "bits": f"{bits:.3f}", "text": text}
     measures = {
         f"{kind}: {name}": f"{value:.4f}"
-        for kind, measures_of_kind in zip(calibrated.TEST_KINDS, measured, strict=True)
+        for kind, measures_of_kind in zip(TEST_KINDS, measured, strict=True)
         for name, value in measures_of_kind.items()
     }
     return cells | {"seed": str(seed)} | measures | {"CPU s": f"{spent:.0f}"}
@@ -290,7 +290,7 @@ def main(
     ranged: bool,
     write: bool,
 ) -> None:
-    tests = ["\n".join(sentences(kind, calibrated.TESTED)) for kind in calibrated.TEST_KINDS]
+    tests = ["\n".join(tested_sentences(kind)) for kind in TEST_KINDS]
     for what in whats:
         subject, rows = Subject(calibrated.folder_of(model), what, tests), list[Row]()
         for turn, (text, seed) in enumerate(itertools.product(tuple(calibrated.TEXTS) if ranged else texts, seeds)):

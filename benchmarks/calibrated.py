@@ -29,21 +29,20 @@ from tnlib_adapters import Budget
 from tnlib_adapters.compression.request import WHAT
 
 from benchmarks.study_tables import Row, merged, read_rows, write_rows
-from benchmarks.texts import sentences
+from benchmarks.texts import TEST_KINDS, sentences, tested_sentences
 
 if TYPE_CHECKING:
     import torch
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from torch import Tensor
 
-COUNT, TESTED = 2_400, 300
+COUNT = 2_400
 TEXTS = {
     "both": ("docstrings", "package notes"),
     "docstrings": ("docstrings",),
     "package notes": ("package notes",),
     "licences": ("licences",),
 }
-TEST_KINDS = ("manuals", "reference")
 MODELS = ("minilm", "llama")
 STUDY = Path(__file__).parent.parent / "docs" / "study.md"
 ATTENTION = {"minilm": "ranks-minilm-attention", "llama": "ranks-llama-attention"}  # names of the tables
@@ -165,7 +164,7 @@ def folder_of(model: str) -> Path:
 
 def calibration_text(text: str, seed: int) -> str:
     """Return the sentences that one row is calibrated on."""
-    kinds, tested = TEXTS[text], {line for kind in TEST_KINDS for line in sentences(kind, TESTED)}
+    kinds, tested = TEXTS[text], {line for kind in TEST_KINDS for line in tested_sentences(kind)}
     return "\n".join(line for kind in kinds for line in sentences(kind, COUNT // len(kinds), seed, without=tested))
 
 
@@ -335,7 +334,7 @@ def main(
         folder = Path(scratch)
         calibration, tests = folder / "calibration", [folder / kind for kind in TEST_KINDS]
         for test in tests:
-            test.write_text("\n".join(sentences(test.name, TESTED)), encoding="utf-8")
+            test.write_text("\n".join(tested_sentences(test.name)), encoding="utf-8")
         for what, (method, text, seed), keep in itertools.product(whats, [*rows_of(methods, texts, seeds)], keeps):
             calibration.write_text(calibration_text(text, seed), encoding="utf-8")
             spent = time.process_time()

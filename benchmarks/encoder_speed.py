@@ -26,8 +26,8 @@ import tnlib_adapters
 from tnlib_adapters.cli_options import arguments_of
 from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
 
-from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text, folder_of
-from benchmarks.texts import sentences
+from benchmarks.calibrated import calibration_text, folder_of
+from benchmarks.texts import TEST_KINDS, tested_sentences
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"
 HEADING = "## Encoders in onnxruntime: `tnlib export-onnx`"
@@ -139,7 +139,7 @@ def quality_table(source: Path, folders: dict[str, Path], scratch: Path) -> list
         cells = [f"`{case}`", kept, left]
         for kind in TEST_KINDS:
             text = scratch / kind
-            text.write_text("\n".join(sentences(kind, TESTED)), encoding="utf-8")
+            text.write_text("\n".join(tested_sentences(kind)), encoding="utf-8")
             measures = tnlib_adapters.evaluate(source, folder, text).measures()
             cells += [f"{measures[f'cosine, {name}']:.4f}" for name in ("mean", "worst")]
         table.append(f"| {' | '.join(cells)} |")

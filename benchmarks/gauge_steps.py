@@ -35,11 +35,11 @@ from tnlib_adapters.instrument.weight_inputs import find_uses
 from tnlib_adapters.transforms import gauge_choice
 
 from benchmarks.bits import collect
-from benchmarks.calibrated import TEST_KINDS, TESTED, calibration_text
+from benchmarks.calibrated import calibration_text
 from benchmarks.language_models import WINDOW
 from benchmarks.language_models import calibration_text as text_of_language_models
 from benchmarks.smollm2 import smollm2_and_tokenizer
-from benchmarks.texts import sentences
+from benchmarks.texts import TEST_KINDS, tested_sentences
 from tnlib._typing import Array
 
 STEPS: Mapping[str, Callable[[Checkpoint], Checkpoint]] = {
@@ -65,7 +65,7 @@ def divergences(step: str, bits: float, what: str) -> list[float]:
         )
         measured = []
         for kind in TEST_KINDS:
-            text.write_text("\n".join(sentences(kind, TESTED)), encoding="utf-8")
+            text.write_text("\n".join(tested_sentences(kind)), encoding="utf-8")
             measured.append(tnlib_adapters.evaluate(source, out, text).divergence)
         return measured
 

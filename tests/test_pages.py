@@ -346,10 +346,10 @@ def test_every_public_function_and_class_has_an_example() -> None:
     assert [name for name, value in values.items() if not examples_of(value)] == []
 
 
-def test_the_example_of_a_public_class_shows_a_number() -> None:
-    classes = {name: value for name, value in public_names().items() if inspect.isclass(value)}
+def test_the_example_of_a_public_function_or_class_shows_a_number() -> None:
     parser = doctest.DocTestParser()
-    shown = {name: "".join(x.want for x in parser.get_examples(examples_of(value))) for name, value in classes.items()}
+    examples = {name: parser.get_examples(examples_of(value)) for name, value in public_names().items()}
+    shown = {name: "".join(example.want for example in of_name) for name, of_name in examples.items()}
     assert [name for name, output in shown.items() if not re.search(r"\d", output)] == []
 
 

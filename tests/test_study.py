@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import click
 import pytest
 
 pytest.importorskip("torch")
@@ -10,7 +13,7 @@ pytest.importorskip("transformers")
 from tnlib_adapters import open_checkpoint
 from tnlib_adapters.compression.compressed_part import count_attention, names_of
 
-from benchmarks import bits, calibrated, study_picture
+from benchmarks import bits, calibrated, study_picture, texts
 from benchmarks.study_tables import TABLES, by_size, read_rows
 
 MEAN, DIVERGENCE = "manuals: cosine, mean", "manuals: divergence (nats a token)"
@@ -72,3 +75,12 @@ def test_rows_of_bits_are_within_their_budgets_and_drawn(key: tuple[str, str]) -
     assert all(0 < float(row["bits"]) <= float(row["budget"]) for row in rows)
     errors = study_picture.lines_of(rows, study_picture.PANELS[key][1], "bits")
     assert all(error > 0 for points in errors.values() for error in points.values())
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the pinned sentences are those of Python 3.11")
+def test_the_sentences_that_the_tables_are_measured_on_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = texts.tested_sentences("reference")
+    assert len({*pinned}) == texts.TESTED
+    monkeypatch.setitem(texts.KINDS, "reference", lambda: iter(pinned[1:]))
+    with pytest.raises(click.ClickException, match="lacks 1 of the 300 sentences of kind 'reference'"):
+        texts.tested_sentences("reference")

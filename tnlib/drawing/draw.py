@@ -177,8 +177,11 @@ def equation(*parts: Any, title: str = "") -> Diagram:
     --------
     >>> import numpy as np, tnlib
     >>> x = np.arange(6.0).reshape(2, 3)
-    >>> [node.label for node in equation(x, "=", tnlib.svd(x).value).nodes]
+    >>> diagram = equation(x, "=", tnlib.svd(x).value)
+    >>> [node.label for node in diagram.nodes]
     ['', '=', 'U', 's', 'V$^H$']
+    >>> diagram.open_legs  # of x and of its SVD
+    (('k0', 2), ('k1', 3), ('k0', 2), ('k1', 3))
     """
     if all(isinstance(part, str) for part in parts):
         raise ArgumentError(f"equation: parts must hold at least one value to draw, got {len(parts)} signs; add one.")

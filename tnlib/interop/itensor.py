@@ -126,7 +126,12 @@ def write(path: str | os.PathLike[str], value: Value, *, name: str | None = None
 
     Examples
     --------
-    See `read`.
+    >>> import os, tempfile, tnlib
+    >>> from tnlib_adapters.interop import itensor
+    >>> path = os.path.join(tempfile.mkdtemp(), "state.h5")
+    >>> itensor.write(path, tnlib.ones((2, 3, 2)))
+    >>> itensor.read(path).shape, itensor.read(path, name="psi").ranks
+    ((2, 3, 2), (1, 1, 1, 1))
     """
     if not isinstance(value, TensorTrain | TTMatrix | np.ndarray):
         raise wrong_value("itensor.write", value, "a TensorTrain, a TTMatrix or an array")

@@ -235,7 +235,12 @@ def read(path: str | os.PathLike[str], name: str = "/") -> TensorTrain | Vidal |
 
     Examples
     --------
-    See `write`.
+    >>> import numpy as np, os, tempfile, tnlib
+    >>> from tnlib_adapters.interop import tenpy
+    >>> path = os.path.join(tempfile.mkdtemp(), "bell.h5")
+    >>> tenpy.write(path, tnlib.tt_svd(np.eye(2) / np.sqrt(2)).value)
+    >>> f"{tnlib.entropy(tenpy.read(path), 1) / np.log(2):.4f}"
+    '1.0000'
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(f"tenpy.read: name must be a string, got {name!r}; pass for example name='psi'.")

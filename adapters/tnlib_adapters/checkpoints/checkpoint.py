@@ -296,10 +296,11 @@ def open_model(model: Any) -> Checkpoint:
 
     Examples
     --------
-    ::
-
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        open_model(model).attention(0).qk(3, distance=1)
+    >>> import tnlib_adapters
+    >>> from transformers import AutoModelForCausalLM
+    >>> model = AutoModelForCausalLM.from_pretrained(tnlib_adapters.builtin_path("llama"))
+    >>> open_model(model).attention(0).qk(3, distance=1).shape  # d_model + 1 of homogeneous coordinates
+    (129, 129)
     """
     return _as_checkpoint(folder_of_model(model))
 

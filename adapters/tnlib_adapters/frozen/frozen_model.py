@@ -316,16 +316,17 @@ def freeze(
     >>> from tnlib_adapters.reference.model import run
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> frozen = freeze(llama, [5, 6, 7, 5, 6])
-    >>> bool(np.allclose(frozen.apply(frozen.embedding), run(llama, [5, 6, 7, 5, 6]).residuals[-1][0]))
-    True
+    >>> stream = run(llama, [5, 6, 7, 5, 6]).residuals[-1][0]
+    >>> stream.shape, f"{np.abs(frozen.apply(frozen.embedding) - stream).max():.4f}"
+    ((5, 128), '0.0000')
 
     With patterns:
 
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward = run(model, [5, 6, 7, 5, 6])
     >>> stack = freeze(model, [of_layer[0] for of_layer in forward.patterns])
-    >>> bool(np.allclose(stack.apply(forward.residuals[0][0]), forward.residuals[-1][0]))
-    True
+    >>> f"{np.abs(stack.apply(forward.residuals[0][0]) - forward.residuals[-1][0]).max():.4f}"
+    '0.0000'
     """
     check_choice("freeze", "feed_forward", feed_forward, get_args(LocalMap))
     if (tokens is None) == (patterns is None):

@@ -66,10 +66,14 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
 
     Examples
     --------
-    ::
-
-        graph = export_onnx("MiniLM-compressed", "MiniLM-onnx")
-        onnxruntime.InferenceSession(graph).run(None, inputs)[0]  # (texts, tokens, 384)
+    >>> import numpy as np, onnxruntime, os, tempfile, transformers
+    >>> folder, out = (os.path.join(tempfile.mkdtemp(), name) for name in ("encoder", "onnx"))
+    >>> sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    >>> transformers.BertModel(transformers.BertConfig(vocab_size=100, **sizes)).save_pretrained(folder)
+    >>> session = onnxruntime.InferenceSession(export_onnx(folder, out))
+    >>> ids = np.ones((3, 7), np.int64)
+    >>> session.run(None, {"input_ids": ids, "attention_mask": ids, "token_type_ids": 0 * ids})[0].shape
+    (3, 7, 32)
     """
     import_optional(__name__, "onnxscript", "'tnlib[onnx]'")
     target, checkpoint = as_path("export_onnx", "out", out), open_checkpoint(folder)

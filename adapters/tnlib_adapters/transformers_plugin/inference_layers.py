@@ -31,9 +31,15 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
 
     Examples
     --------
-    ::
-
-        model = use_linear_layers(AutoModelForCausalLM.from_pretrained(folder))
+    >>> import os, tempfile, tnlib_adapters, transformers
+    >>> folder = os.path.join(tempfile.mkdtemp(), "smaller")
+    >>> _ = tnlib_adapters.compress(tnlib_adapters.builtin_path("llama"), folder, tnlib_adapters.Budget(keep=0.5))
+    >>> model = use_linear_layers(transformers.AutoModelForCausalLM.from_pretrained(folder))
+    >>> model.model.layers[0].mlp.up_proj
+    Sequential(
+      (0): Linear(in_features=128, out_features=32, bias=False)
+      (1): Linear(in_features=32, out_features=320, bias=False)
+    )
     """
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, SideBySide)]
     inside = {id(part) for _, module in layers for part in module.layers}

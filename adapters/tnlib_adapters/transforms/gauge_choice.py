@@ -64,13 +64,12 @@ def choose_gauge(checkpoint: Checkpoint, *, seed: int = 0) -> Transformed:
 
     Examples
     --------
-    >>> import numpy as np, tnlib_adapters
+    >>> import tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> chosen = choose_gauge(model)
-    >>> logits = [run(one, [5, 6, 5]).logits for one in (model, chosen.checkpoint)]
-    >>> bool(np.abs(logits[0] - logits[1]).max() < 1e-5 * np.abs(logits[0]).max())
-    True
+    >>> [f"{run(one, [5, 6, 5]).logits.max():.3f}" for one in (model, chosen.checkpoint)]
+    ['7.650', '7.650']
     """
     if as_checkpoint("choose_gauge", checkpoint).factored is not None:
         raise ArgumentError(

@@ -72,8 +72,8 @@ def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> r = np.linalg.qr(np.random.default_rng(0).standard_normal((64, 64)))[0]
     >>> turned = rotate(model, r)
-    >>> bool(np.allclose(run(turned, [5, 6, 5]).logits, run(model, [5, 6, 5]).logits, atol=1e-4))
-    True
+    >>> [f"{run(one, [5, 6, 5]).logits.max():.3f}" for one in (model, turned)]
+    ['6.788', '6.788']
     """
     if as_checkpoint("rotate", checkpoint).factored is not None:
         raise ArgumentError(
@@ -177,7 +177,9 @@ def stream_basis(checkpoint: Checkpoint, tokens: Array) -> Array:
     >>> tokens = np.random.default_rng(0).integers(0, 128, (4, 96))
     >>> turned = tnlib_adapters.rotate(model, stream_basis(model, tokens))
     >>> stream = np.concatenate([x.reshape(-1, 64) for x in run(turned, tokens).residuals])
-    >>> moments = stream.T @ stream
+    >>> moments = stream.T @ stream  # diagonal
+    >>> [f"{fraction:.2f}" for fraction in np.diag(moments)[:3] / np.trace(moments)]
+    ['0.08', '0.05', '0.05']
     >>> bool(np.abs(moments - np.diag(np.diag(moments))).max() < 1e-5 * moments.max())
     True
     """

@@ -161,8 +161,8 @@ def is_isometry(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequenc
     --------
     >>> import numpy as np, tnlib
     >>> u, s, vh = tnlib.svd(np.arange(24.0).reshape(2, 3, 4), left=(0, 1)).value
-    >>> is_isometry(u, 2), is_isometry(vh, 0), is_isometry(2 * u, 2)
-    (True, True, False)
+    >>> u.shape, is_isometry(u, 2), is_isometry(2 * u, 2), is_isometry(vh, 0)
+    ((2, 3, 2), True, False, True)
     """
     return orthogonal.is_isometry(_as_matrix("is_isometry", a, legs))
 

@@ -38,9 +38,11 @@ def heat_map(compositions: Compositions | PairAttribution) -> Figure:
 
     Examples
     --------
-    ::
-
-        heat_map(compositions(model, "K")).savefig("k.svg")
+    >>> import tnlib_adapters
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> picture = heat_map(tnlib_adapters.circuits.compositions(model, "K"))  # picture.savefig("k.svg") writes it
+    >>> picture.axes[0].images[0].get_array().shape  # heads that write, heads that read
+    (4, 4)
     """
     if isinstance(compositions, PairAttribution):
         return _pair_map(compositions)
