@@ -2,7 +2,7 @@
 
     python -m benchmarks.measured_tables
 
-writes docs/measurements.md from the pages and their history.
+writes docs/measurements.md from the pages and their history; commit the pages first.
 """
 
 from __future__ import annotations
@@ -15,42 +15,64 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "measurements.md"
-OTHERS = {"choose", "gallery", "conventions", "stability"}  # pages whose tables have no measured values
-VALUE = re.compile(r"\d\.\d")
+# pages whose tables have no measured values
+OTHERS = {"choose", "choose-states", "conventions", "gallery", "gauges", "limits", "other-packages"}
+VALUE = re.compile(r"\d\.\d|\de-\d|\d,\d{3}")
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 ABOUT = """\
-The sections of these pages with tables of measured values, and date and commit of their newest row. The sections name
-the commands, those of [the benchmarks](benchmarks.md) and [the study](study.md) at the top of the page. The machine is
-two cores of an AMD EPYC with 24 GiB of memory and no GPU, unless a section names another. Written by `python -m
-benchmarks.measured_tables` from the history of the pages."""
+The sections of these pages with tables of measured values. Date and commit are those at which the newest row was first
+on any page with these numbers: a sentence that was changed later, or a table that was moved, does not count. The
+sections name the commands, those of [the benchmarks](benchmarks.md) and [the study](study.md) at the top of the page.
+The machine is two cores of an AMD EPYC with 24 GiB of memory and no GPU, unless a section names another. Written by
+`python -m benchmarks.measured_tables`."""
+
+Numbers = tuple[str, ...]  # of a row
 
 
-def measured(page: Path) -> Iterator[tuple[str, list[int]]]:
-    """Yield every section with measured values, and the numbers of the lines of its tables, from 1."""
+def numbers_of(row: str) -> Numbers:
+    """Return the numbers of a row of a table, () if none is a measured value."""
+    return tuple(NUMBER.findall(row)) if VALUE.search(row) else ()
+
+
+def measured(page: Path) -> Iterator[tuple[str, list[Numbers]]]:
+    """Yield every section with measured values, and the numbers of the rows of its tables.
+
+    Where a section links to CSV files of docs/tables, these are its tables.
+    """
     lines = page.read_text(encoding="utf-8").split("\n")
     starts = [0, *(at for at, line in enumerate(lines) if re.match("#+ ", line)), len(lines)]
     for first, end in itertools.pairwise(starts):
-        rows = [at for at in range(first, end) if lines[at].startswith("|")]
-        if any(VALUE.search(lines[at]) for at in rows):
-            yield lines[first].lstrip("# "), [at + 1 for at in rows]
+        section = lines[first:end]
+        files = re.findall(r"\((tables/\S+\.csv)\)", "\n".join(section))
+        rows = [row for file in files for row in (DOCS / file).read_text(encoding="utf-8").splitlines()]
+        found = [numbers_of(row) for row in rows or section if files or row.startswith("|")]
+        if any(found):
+            yield section[0].lstrip("# "), [numbers for numbers in found if numbers]
 
 
-def written(page: Path, lines: list[int]) -> str:
-    """Return date and commit of the newest of these lines, wherever they were before they were moved."""
-    places = [f"-L{line},{line}" for line in lines]
-    commits = set(re.findall(r"^([0-9a-f]{40}) ", _git("blame", "-wCC", "--line-porcelain", *places, page.name), re.M))
-    return max(_git("show", "-s", "--format=%cs | %h", commit).strip() for commit in commits)
+def first_commits() -> dict[Numbers, str]:
+    """Return "date | commit" of the first commit with these numbers in a row of a page or of a CSV file."""
+    first, commit = dict[Numbers, str](), ""
+    log = _git("log", "--reverse", "--unified=0", "-p", "--format=%x00%cs | %h", "--", "*.md", "*.csv")
+    for line in log.split("\n"):
+        if line.startswith("\0"):
+            commit = line[1:]
+        elif line.startswith("+"):
+            first.setdefault(numbers_of(line), commit)
+    return first
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(("git", *arguments), cwd=DOCS, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(("git", *arguments), cwd=DOCS.parent, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
+    first = first_commits()
     rows = [
-        f"| [{page.stem}]({page.name}) | {title} | {written(page, lines)} |"
+        f"| [{page.stem}]({page.name}) | {title} | {max(first[numbers] for numbers in measured_rows)} |"
         for page in sorted(DOCS.glob("*.md"))
         if page != PAGE and page.stem not in OTHERS
-        for title, lines in measured(page)
+        for title, measured_rows in measured(page)
     ]
     head = ("| page | section | date | commit |", "|---|---|---|---|")
     PAGE.write_text("\n".join(("# Measurements", "", ABOUT, "", *head, *rows)) + "\n", encoding="utf-8")
