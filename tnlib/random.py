@@ -1,14 +1,4 @@
-"""Random values of every format: independent standard normal entries in all stored arrays.
-
-Parameters of all functions:
-
-shape
-    (n[0], ..., n[d-1]), the sizes of the legs.
-dtype
-    float32, float64, complex64 or complex128; complex entries have variance 1 too.
-rng
-    A numpy random generator, or a seed; None stands for a fixed seed.
-"""
+"""Random values of every format: independent standard normal entries in all stored arrays."""
 
 from __future__ import annotations
 
@@ -42,11 +32,15 @@ def tensor_train(
 
     Parameters
     ----------
-    shape, dtype, rng
-        As in `tnlib.random`.
+    shape
+        (n[0], ..., n[d-1]), the sizes of the legs.
     rank
         Size of every bond, or one size for each of the d - 1 bonds. A bond is no larger than the legs on either side
         of it allow.
+    dtype
+        float32, float64, complex64 or complex128; complex entries have variance 1 too.
+    rng
+        A numpy random generator, or a seed; None stands for a fixed seed.
 
     Returns
     -------
@@ -75,6 +69,13 @@ def tt_matrix(
 
     Entries of the matrix have variance 1, as those of `tensor_train`.
 
+    Parameters
+    ----------
+    row_shape, col_shape
+        Sizes of the row legs and of the column legs, as many of each.
+    rank, dtype, rng
+        As for `tensor_train`.
+
     Examples
     --------
     >>> import tnlib
@@ -90,7 +91,14 @@ def tucker(
 ) -> Tucker:
     """Return a Tucker tensor with independent standard normal entries in its core and factors.
 
-    `ranks` is one number for all legs or one for each.
+    Parameters
+    ----------
+    shape
+        (n[0], ..., n[d-1]), the sizes of the legs.
+    ranks
+        One rank for all legs, or one for each.
+    dtype, rng
+        As for `tensor_train`.
 
     Examples
     --------
@@ -104,7 +112,16 @@ def tucker(
 
 
 def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> CP:
-    """Return a CP tensor of `rank` components, with weights 1 and independent standard normal entries in its factors.
+    """Return a CP tensor with weights 1 and independent standard normal entries in its factors.
+
+    Parameters
+    ----------
+    shape
+        (n[0], ..., n[d-1]), the sizes of the legs.
+    rank
+        Number of components.
+    dtype, rng
+        As for `tensor_train`.
 
     Examples
     --------
@@ -118,6 +135,15 @@ def cp(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rn
 
 def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None) -> LowRank:
     """Return a product of two matrices (m, rank) and (rank, n) with independent standard normal entries.
+
+    Parameters
+    ----------
+    shape
+        (m, n).
+    rank
+        Size of the contracted axis.
+    dtype, rng
+        As for `tensor_train`.
 
     Examples
     --------
@@ -135,9 +161,16 @@ def low_rank(shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float
 def kronecker_terms(
     row_shape: Sequence[int], col_shape: Sequence[int], rank: int, *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
 ) -> KroneckerTerms:
-    """Return a sum of `rank` Kronecker products of matrices (p, p') and (q, q') of independent standard normal entries.
+    """Return a sum of Kronecker products of matrices (p, p') and (q, q') of independent standard normal entries.
 
-    `row_shape` is (p, q) and `col_shape` (p', q'), sizes of positions and features.
+    Parameters
+    ----------
+    row_shape, col_shape
+        (p, q) and (p', q'), sizes of positions and features.
+    rank
+        Number of terms.
+    dtype, rng
+        As for `tensor_train`.
 
     Examples
     --------

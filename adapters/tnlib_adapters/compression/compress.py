@@ -103,6 +103,11 @@ def compress(
     FileFormatError
         If `source` is not a checkpoint of a known architecture, or holds NaN or inf.
 
+    References
+    ----------
+    E. Frantar et al., "GPTQ" (2023), error-compensated rounding; A. Tseng et al., "Model-Preserving Adaptive Rounding"
+    (2025), moments of output gradients; S. K. Esser et al., "Learned Step Size Quantization" (2020), fitted scales.
+
     Examples
     --------
     >>> import os, tempfile

@@ -97,6 +97,11 @@ def entropies(tt: TensorTrain | TTMatrix, *, order: float = 1.0, base: float = m
     order, base
         As for `entropy`.
 
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.1.
+
     Examples
     --------
     >>> import numpy as np, tnlib

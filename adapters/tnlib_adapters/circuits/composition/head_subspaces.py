@@ -272,6 +272,10 @@ def subspace_overlaps(
     ArgumentError
         If layers differ in shape, or a side is invalid.
 
+    References
+    ----------
+    A. Bjorck and G. H. Golub, "Numerical methods for computing angles between linear subspaces" (1973).
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -43,6 +43,10 @@ def save_mib_circuit(path: str | os.PathLike[str], model: Checkpoint, scores: Sc
     ArgumentError
         If the name of an edge is unknown.
 
+    References
+    ----------
+    A. Mueller et al., "MIB: A Mechanistic Interpretability Benchmark" (2025).
+
     Examples
     --------
     >>> import json, os, tempfile, tnlib_adapters

@@ -354,6 +354,10 @@ def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = Non
     max_order
         Largest order. None: the number of layers.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), path expansion.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

@@ -96,6 +96,10 @@ def order_losses(model: FrozenModel, counted: Counted = "heads") -> OrderLosses:
     ArgumentError
         If the model has no unembedding, or its sequence is an image or a single token.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), path expansion.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

@@ -108,6 +108,10 @@ def path_orders(contributions: LogitContributions, counted: Counted = "heads") -
         "heads": attention layers count, and feed-forward layers are part of what lies between them. "all": both count.
         The linear maps of feed-forward layers are those of `freeze`.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), path expansion.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
