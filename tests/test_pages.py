@@ -376,7 +376,7 @@ DEFINED = {
     "docs/circuits.md": ("4.3",),
     "docs/gallery-circuits.md": ("1.2", "1.3"),
     "docs/gallery-induction.md": ("1.1", "1.2", "1.3"),
-    "docs/stability.md": ("1.0", "0.2", "0.3", "0.4", "3.11", "3.14"),
+    "docs/stability.md": ("1.0", "0.2", "0.4", "3.11", "3.14"),
     "docs/serving.md": ("5.23", "3.1", "0.32", "1.32", "5.7"),
 }
 
