@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times, gram, residual_norm
 from tnlib.linalg.gram_svd import LeftSVD, gram_resolution, svd_of_gram
@@ -44,18 +44,18 @@ class LegSVD(NamedTuple):
 
 
 def truncate_legs(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
+    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget
 ) -> tuple[Array, Array]:
     """Return orthonormal columns E (q, r) for the next truncation of `budget`, and the projected array (r, others)."""
 
     def choose(svd: LeftSVD) -> int:
-        return budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+        return budget.truncate(svd.s, error_estimate=svd.error_estimate)
 
     def basis_of(svd: LeftSVD, rank: int) -> Array:
         u, s = svd.u[:, :rank], svd.s[:rank]
         return canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate != 0.0).columns(u)
 
-    spectrum = first_svd(passes, source, legs, budget, max_rank)
+    spectrum = first_svd(passes, source, legs, budget)
     _, basis, projected = project_truncated(passes, source, legs, spectrum, budget, choose, basis_of)
     return basis, projected
 
@@ -108,12 +108,10 @@ def project_truncated(
         spectrum = _scaled_svd(passes, source, legs, budget, exact=True)
 
 
-def first_svd(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
-) -> LegSVD:
+def first_svd(passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget) -> LegSVD:
     """Return the left SVD of legs from a Gram matrix, or from triangular factors if it would miss the tolerance."""
     rows = int(np.prod([source.shape[a] for a in legs]))
-    exact = max_rank is None and _RESOLVED * gram_resolution(rows) * budget.norm > budget.threshold
+    exact = budget.cap is None and _RESOLVED * gram_resolution(rows) * budget.norm > budget.threshold
     return _scaled_svd(passes, source, legs, budget, exact=exact)
 
 

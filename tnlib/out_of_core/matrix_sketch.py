@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array
+from tnlib._typing import Array, MaxRank
 from tnlib.linalg.multilinear import solve_tall
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
@@ -77,11 +77,13 @@ class SketchedMatrix:
         test, product = self._error.matrices()
         return estimated_error(product - parallel_matmul(parallel_matmul(test, left), right)) / self.norm
 
-    def budget(self, rtol: float | None, sides: Sequence[int], dtype: np.dtype[np.generic]) -> TruncationBudget:
+    def budget(
+        self, rtol: float | None, sides: Sequence[int], dtype: np.dtype[np.generic], max_rank: MaxRank
+    ) -> TruncationBudget:
         """Return what truncations may discard beside the error of the sketch, so that both are within `rtol`."""
         if rtol is not None:
             rtol = math.sqrt(max(0.0, rtol**2 - self.relative_error(self.left, self.right) ** 2))
-        return TruncationBudget(self.norm, rtol, sides, dtype)
+        return TruncationBudget(self.norm, rtol, sides, dtype, max_rank)
 
 
 class MatrixLayout:

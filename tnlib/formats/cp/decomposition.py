@@ -227,13 +227,13 @@ class _TuckerCore(NamedTuple):
         return math.hypot(self.discarded, cp_residual(self.core, [inside[0] * weights, *inside[1:]]))
 
 
-def _ranks_of_core(shape: Sequence[int], rank: int) -> list[int]:
+def _ranks_of_core(shape: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return the ranks of the Tucker core that a CP of `rank` is fitted on."""
     # A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
-    return [min(n, rank + rank // 4 + 2) for n in shape]
+    return tuple(min(n, rank + rank // 4 + 2) for n in shape)
 
 
-def core_ranks(shape: Sequence[int], rank: int) -> list[int] | None:
+def core_ranks(shape: Sequence[int], rank: int) -> tuple[int, ...] | None:
     """Return the ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little."""
     ranks = _ranks_of_core(shape, rank)
     return ranks if math.prod(ranks) * _CORE_SAVING <= math.prod(shape) else None

@@ -128,16 +128,16 @@ def _truncated_svd(
     matrix: Array, norm: float, rtol: float | None, max_rank: int | None
 ) -> tuple[tuple[Array, Array, Array], TruncationBudget]:
     """Return u (m, r), s (r,) and vh (r, n) of a matrix of this norm, and the truncation."""
-    budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype)
+    budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype, max_rank)
     leading = None
     if max_rank is not None and rtol is None:  # with a tolerance the rank is not known beforehand
         leading = randomized_svd(matrix, max_rank, norm=norm, negligible=budget.negligible)
     if leading is None:
         u, s, vh = thin_svd(matrix)
-        rank = budget.truncate(s, max_rank=max_rank)
+        rank = budget.truncate(s)
     else:
         u, s, vh, discarded = leading
-        rank = budget.truncate(s, max_rank=max_rank, discarded=discarded, resolution=_RESOLUTION)
+        rank = budget.truncate(s, discarded=discarded, resolution=_RESOLUTION)
     return (u[:, :rank], s[:rank], vh[:rank]), budget
 
 

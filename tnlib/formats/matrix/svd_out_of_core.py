@@ -46,7 +46,7 @@ def _svd_in_passes(
     source = passes.source
     columns = [a for a in range(len(source.shape)) if a not in rows]
     sides = [math.prod(source.shape[a] for a in legs) for legs in (rows, columns)]
-    budget = TruncationBudget(1.0, rtol, [min(sides)], source.dtype)
+    budget = TruncationBudget(1.0, rtol, [min(sides)], source.dtype, max_rank)
     legs, others = (rows, columns) if sides[0] <= sides[1] else (columns, rows)
     itemsize = np.result_type(source.dtype, np.float64).itemsize
     if min(sides) > passes.limit.largest_gram(itemsize):
@@ -54,7 +54,7 @@ def _svd_in_passes(
             f"svd: storage.memory must hold a Gram matrix of the smaller side, {min(sides):,} of {sides[0]:,} x "
             f"{sides[1]:,}, got {passes.limit.total:,} bytes; raise it, or split the legs for tt_svd or ttm_svd."
         )
-    basis, projected = truncate_legs(passes, source, legs, budget, max_rank)
+    basis, projected = truncate_legs(passes, source, legs, budget)
     small = _in_order(passes, projected, others)
     passes.discard(projected)
     u, s, vh = thin_svd(small)
@@ -78,8 +78,8 @@ def _svd_in_one_read(
 ) -> tuple[Parts, int, SketchedError]:
     sketch = SketchedMatrix(read, rows, max_rank)
     m = math.prod(read.shape[k] for k in rows)
-    budget = sketch.budget(rtol, [min(m, math.prod(read.shape) // m)], read.dtype)
+    budget = sketch.budget(rtol, [min(m, math.prod(read.shape) // m)], read.dtype, max_rank)
     u, s, w = thin_svd(sketch.left)
-    rank = budget.truncate(s, max_rank=max_rank)
+    rank = budget.truncate(s)
     u, s, vh = u[:, :rank], s[:rank], parallel_matmul(w[:rank], sketch.right)  # rank [k] n
     return (u, s, vh), sketch.exponent, SketchedError(sketch.relative_error(u * s, vh))

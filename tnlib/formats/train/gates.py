@@ -106,7 +106,7 @@ def apply_gate(
     ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
     if abs(sites[0] - sites[1]) > 1:
         operator = _operator(ordered, sorted(sites), tt.shape)
-        product, budget = truncated_product(operator, as_column(tt), rtol, max_rank, 0.0)
+        product, budget = truncated_product(operator, as_column(tt), rtol, max_rank)
         value, first = product.fused(), 1
     else:
         value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)

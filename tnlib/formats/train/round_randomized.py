@@ -107,14 +107,14 @@ def round_randomized(
         formed = TensorTrain.from_sweep(add_cores(cores), None, exponent)
         rounded, budget = round_train(formed, rtol, max_rank)
         notes = budget.notes("bond", first=1)
-        return report(name, terms[0].unfused(rounded.fused()), error=budget.error, rtol=rtol, notes=notes)
+        return report(name, terms[0].unfused(rounded), error=budget.error, rtol=rtol, notes=notes)
     projection, lost = sketched
     kept = norm(projection.cores[-1])
     total = math.hypot(kept, lost)
     rest = rtol if rtol is None or total == 0 else math.sqrt(max(0.0, rtol**2 - (lost / total) ** 2))
     gathered = right_canonicalize(projection)
-    budget = train_budget(gathered, rest)
-    rounded, _ = truncate_bonds(gathered, budget, max_rank)
+    budget = train_budget(gathered, rest, max_rank)
+    rounded, _ = truncate_bonds(gathered, budget)
     value = terms[0].unfused(TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent))
     error = math.hypot(lost, budget.error * kept) / total if total > 0 else 0.0
     return report(name, value, error=error, rtol=rtol, estimate="")

@@ -203,8 +203,8 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     train = move_center(tt.fused(), bond - 1)
     cores = list(train.cores)
     pair = TensorTrain.from_sweep(cores[bond - 1 : bond + 1], 0)
-    budget = TruncationBudget(norm(pair.cores[0]), rtol, [max(pair.ranks[1], len(cores))], tt.dtype)
-    cores[bond - 1 : bond + 1] = truncate_bonds(pair, budget, max_rank)[0].cores
+    budget = TruncationBudget(norm(pair.cores[0]), rtol, [max(pair.ranks[1], len(cores))], tt.dtype, max_rank)
+    cores[bond - 1 : bond + 1] = truncate_bonds(pair, budget)[0].cores
     value = tt.unfused(TensorTrain.from_sweep(cores, bond, train.exponent))
     return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=bond))
 

@@ -119,27 +119,23 @@ def decompose_prepared(x: Prepared, rtol: float | None, max_rank: MaxRank) -> tu
     for n in array.shape[:-1]:
         rows *= n
         sides.append(min(rows, array.size // rows))
-    budget = TruncationBudget(norm, rtol, sides, array.dtype)
-    cores = split_array(array, budget, max_rank)
+    budget = TruncationBudget(norm, rtol, sides, array.dtype, max_rank)
+    cores = split_array(array, budget)
     return TensorTrain.from_sweep(cores, len(cores) - 1, exponent), budget
 
 
-def split_array(x: Array, budget: TruncationBudget, max_rank: MaxRank) -> list[Array]:
+def split_array(x: Array, budget: TruncationBudget) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
 
     `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.
     """
     *legs, last = x.shape
     norm = None if budget.records else budget.norm
-    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
+    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
     cores.append(rest.reshape(-1, last, 1))
     return [core if core.dtype == x.dtype else core.astype(x.dtype) for core in cores]
-
-
-if TYPE_CHECKING:
-    from tnlib.out_of_core.storage import Storage
 
 
 @single_threaded_blas

@@ -10,7 +10,6 @@ so no sweep raises the error of the known entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ def fit_known_entries(
     known: Array,
     *,
     rtol: float | None,
-    max_ranks: Sequence[int | None],
+    max_ranks: tuple[int | None, ...],
     n_iter: int,
     init: Tucker | None = None,
 ) -> KnownFit:

@@ -55,12 +55,12 @@ _COLUMN_COST = 8  # as for `tt_svd`
 
 
 def decompose_stored(
-    opened: Passes | OneRead, rtol: float | None, max_ranks: Sequence[int | None]
+    opened: Passes | OneRead, rtol: float | None, max_ranks: tuple[int | None, ...]
 ) -> tuple[Array, list[Array], int, TruncationBudget | SketchedError]:
     """Return the core, the orthonormal factors (n[k], r[k]), the power of two of the core, and the error."""
     if isinstance(opened, OneRead):
         require_rank(opened.function, max_ranks[0])
-        return _tucker_in_one_read(opened, rtol, [cap or 1 for cap in max_ranks])
+        return _tucker_in_one_read(opened, rtol, tuple(cap or 1 for cap in max_ranks))
     with opened as passes:
         core, factors, budget = st_hosvd_in_passes(passes, rtol, max_ranks)
         return core, factors, passes.source.exponent, budget
@@ -75,7 +75,7 @@ class _Reduced(NamedTuple):
 
 
 def st_hosvd_in_passes(
-    passes: Passes, rtol: float | None, max_ranks: Sequence[int | None]
+    passes: Passes, rtol: float | None, max_ranks: tuple[int | None, ...]
 ) -> tuple[Array, list[Array], TruncationBudget]:
     """Return the core, the orthonormal factors (n[k], r[k]) and the truncations, as `st_hosvd` of the whole array."""
     source = passes.source
@@ -113,7 +113,8 @@ def _reduce(passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | 
             break
         budget.sides = [*budget.sides[: len(budget.records)], *[sides[leg]] * (len(legs) - len(budget.records))]
         axis = legs.index(leg)
-        basis, projected = truncate_legs(passes, current, [axis], budget, max_ranks[leg])
+        budget.max_rank = max_ranks[leg]
+        basis, projected = truncate_legs(passes, current, [axis], budget)
         if stored is not None:
             passes.discard(stored)
         bases[leg], truncations[leg] = basis, budget.records[-1]
@@ -146,7 +147,7 @@ def _leg_to_reduce(
 
 
 def _tucker_in_one_read(
-    read: OneRead, rtol: float | None, caps: Sequence[int]
+    read: OneRead, rtol: float | None, caps: tuple[int, ...]
 ) -> tuple[Array, list[Array], int, SketchedError]:
     read.require_legs(2)
     sketch = _TuckerSketch(read, caps)
