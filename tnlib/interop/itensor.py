@@ -175,30 +175,13 @@ def _chain(group: HDF5Item, tensors: Sequence[tuple[Array, list[Index]]], n_site
             numbers = ", ".join(str(n + 1) for n in owners)
             group.refuse("must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
     return [
-        _core(
-            group,
-            n,
-            a,
-            legs,
-            [legs.index(leg) for leg in legs if len(tensors_of_leg[leg]) == 1],
-            tensors_of_leg,
-            n_sites,
-        )
-        for n, (a, legs) in enumerate(tensors)
+        _core(group, n, a, legs, [tensors_of_leg[leg] for leg in legs], n_sites) for n, (a, legs) in enumerate(tensors)
     ]
 
 
-def _core(
-    group: HDF5Item,
-    n: int,
-    a: Array,
-    legs: list[Index],
-    alone: list[int],
-    tensors_of_leg: dict[Index, list[int]],
-    n_sites: int,
-) -> Array:
-    left = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n - 1, n]]
-    right = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n, n + 1]]
+def _core(group: HDF5Item, n: int, a: Array, legs: Sequence[Index], owners: Sequence[list[int]], n_sites: int) -> Array:
+    """Return the core of tensor `n`; `owners` are the numbers of the tensors that have each of its legs."""
+    left, right, alone = ([k for k, of_leg in enumerate(owners) if of_leg == o] for o in ([n - 1, n], [n, n + 1], [n]))
     sites = [k for k in alone if len(alone) == n_sites or legs[k].dim > 1 or "Link" not in legs[k].tags]
     if len(sites) != n_sites:
         group.refuse(

@@ -156,6 +156,14 @@ def multiply_matrices(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     return out
 
 
+def diagonal_core(factor: Array) -> Array:
+    """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R), diagonal in its bonds."""
+    rank = factor.shape[-1]
+    core = np.zeros((rank, *factor.shape), factor.dtype)
+    core[np.arange(rank), ..., np.arange(rank)] = np.moveaxis(factor, -1, 0)
+    return core
+
+
 def real_part(cores: Sequence[Array], *, imaginary: bool = False) -> list[Array]:
     """Return real cores (2 l, ..., 2 r) of the real, or imaginary, part of a train of complex cores (l, ..., r).
 

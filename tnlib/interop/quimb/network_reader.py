@@ -29,7 +29,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
-from tnlib.interop.core_arrays import copies_of_one_dtype, wrong_object
+from tnlib.interop.core_arrays import as_one_precision, wrong_object
 from tnlib.interop.quimb.network_arguments import as_arrays, as_index_names, as_network, binary_exponent
 from tnlib.linalg.scaling import shift_in_range
 
@@ -146,7 +146,7 @@ def from_quimb(obj: Any) -> TensorTrain | TTMatrix:
     groups = list(zip(*sides, strict=True))
     tensors = reader.tensors_with(groups)
     reader.remaining(tensors, 0)
-    cores = copies_of_one_dtype("from_quimb", "tensor", _read_chain(reader, tensors, groups))
+    cores = as_one_precision("from_quimb", "tensor", _read_chain(reader, tensors, groups))
     return kind(cores, find_center(cores), float(obj.exponent) * math.log(10))
 
 
