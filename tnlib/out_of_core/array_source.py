@@ -75,7 +75,7 @@ class ArraySource:
     @property
     def axes_by_stride(self) -> tuple[int, ...]:
         """Axes from the one with the largest steps in storage to the contiguous one."""
-        return tuple(range(len(self.shape)))
+        return axes_by_stride(self._x) if isinstance(self._x, np.ndarray) else tuple(range(len(self.shape)))
 
     def identity(self) -> dict[str, Any]:
         """Return what distinguishes this array from others, as JSON."""
@@ -124,15 +124,6 @@ class ArraySource:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int | np.integer) and bool(value > 0)
-
-
-class ArrayInMemory(ArraySource):
-    """An array in memory, in any order, read without a copy."""
-
-    @property
-    def axes_by_stride(self) -> tuple[int, ...]:
-        """Axes from the one with the largest steps in storage to the contiguous one."""
-        return axes_by_stride(self._x)
 
 
 def axes_by_stride(x: Array) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times, gram, residual_norm
 from tnlib.linalg.gram_svd import LeftSVD, gram_resolution, svd_of_gram
+from tnlib.linalg.multilinear import matrix_onto
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import in_safe_range, shift, squares
 from tnlib.linalg.thin_svd import thin_svd
@@ -139,10 +140,11 @@ def _svd_of_legs(passes: Passes, source: ArraySource, legs: Sequence[int], *, ex
     """Return the left SVD of the matrix with rows `legs`, by triangular factors if `exact`, else by Gram matrices."""
 
     def work(data: TileData) -> Partial:
-        a = matrix_of(data.array, legs)
+        a = matrix_onto(data.array, legs)
         out = {"exponent": np.array(data.exponent), "square": np.array(data.square)}
         if exact:
-            return out | {"factor": r_factor(_in_double(a).conj().T)}
+            wide = a.astype(np.result_type(a, np.float64), copy=False)
+            return out | {"factor": r_factor(wide.conj().T)}
         return out | {"gram": gram(np.ascontiguousarray(a)[None])}
 
     total = passes.reduce(source, passes.tiles(source, legs), work, _combine_scaled)
@@ -182,7 +184,7 @@ def _project_legs(
     out = passes.new_array((rank, *(source.shape[a] for a in others)), dtype)
 
     def work(data: TileData) -> Partial:
-        a = np.ascontiguousarray(matrix_of(data.array, legs))
+        a = np.ascontiguousarray(matrix_onto(data.array, legs))
         projected = adjoint_times(basis, a[None])[0]  # r [(legs)] (others)
         residual = residual_norm(a, basis, projected) if measured else 0.0
         sums = {"kept": squares(projected) * 4.0**data.exponent, "residual": residual**2 * 4.0**data.exponent}
@@ -198,13 +200,3 @@ def _project_legs(
     if measured:
         return out, math.sqrt(total["residual"])
     return out, math.sqrt(max(0.0, norm**2 - float(total["kept"])) + _ROUNDING * norm**2)
-
-
-def matrix_of(a: Array, legs: Sequence[int]) -> Array:
-    """Return an array as the matrix (legs, other legs)."""
-    rows = math.prod(a.shape[k] for k in legs)
-    return np.moveaxis(a, legs, range(len(legs))).reshape(rows, -1)
-
-
-def _in_double(a: Array) -> Array:
-    return a.astype(np.result_type(a, np.float64), copy=False)

@@ -15,7 +15,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import is_mapped
-from tnlib.out_of_core.array_source import ArrayInMemory, ArraySource, axes_by_stride
+from tnlib.out_of_core.array_source import ArraySource, axes_by_stride
 
 _SHORTEST_RUN = 1 << 12  # bytes that are contiguous in a file; shorter runs are copied from the map
 
@@ -40,11 +40,6 @@ class MappedFile(ArraySource):
         self._file = _open_same_file(x, self._position)
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
-
-    @property
-    def axes_by_stride(self) -> tuple[int, ...]:
-        """Axes from the one with the largest steps in storage to the contiguous one."""
-        return axes_by_stride(self._x)
 
     def identity(self) -> dict[str, Any]:
         """Return path, size and time of the last change too."""
@@ -164,4 +159,4 @@ def open_source(function: str, parameter: str, x: Any) -> ArraySource:
     """Return the source of an array or of anything with shape, dtype and slicing."""
     if is_mapped(x) and not any(step < 0 for step in x.strides):
         return MappedFile(function, parameter, x)
-    return ArrayInMemory(function, parameter, x) if isinstance(x, np.ndarray) else ArraySource(function, parameter, x)
+    return ArraySource(function, parameter, x)

@@ -18,6 +18,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.multilinear import matrix_from
 from tnlib.linalg.randomized import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
@@ -39,7 +40,7 @@ def times_rows(passes: Passes, source: ArraySource, kept: Sequence[int], rows: A
 
     def work(data: TileData) -> Partial:
         part = by_leg[block_index(data.tile, kept)].reshape(-1, len(rows)).T
-        block = times_adjoint(np.ascontiguousarray(_rows_of(data.array, kept)), np.ascontiguousarray(part))
+        block = times_adjoint(np.ascontiguousarray(matrix_from(data.array, kept)), np.ascontiguousarray(part))
         scaled = np.array(data.exponent != 0 and data.square > 0)
         return {"square": np.array(data.square), "scaled": scaled, block_name(data.tile, leading): block}
 
@@ -64,7 +65,7 @@ def project_columns(
     tiles = _tiles_of_rows(passes, source, kept)
 
     def multiply(data: TileData) -> Partial:
-        a = np.ascontiguousarray(_rows_of(data.array, kept))
+        a = np.ascontiguousarray(matrix_from(data.array, kept))
         part = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
         return {block_name(data.tile, kept): adjoint_times(part, a[None])[0].T}  # (kept) [(others)] r
 
@@ -79,7 +80,7 @@ def project_columns(
     def measure(data: TileData) -> Partial:
         left = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
         right = columns[block_index(data.tile, kept)].reshape(-1, rank).T
-        residual = residual_norm(_rows_of(data.array, kept), left, right)
+        residual = residual_norm(matrix_from(data.array, kept), left, right)
         return {"residual": np.array(residual**2)}
 
     return projected, math.sqrt(passes.reduce(source, tiles, measure, add)["residual"])
@@ -127,7 +128,7 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
         numbers[groups[k]] = np.sort(rng.choice(size, min(size, count // n_chosen), replace=False))
 
     def work(data: TileData) -> Partial:
-        rows = _rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
+        rows = matrix_from(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
         return {block_name(data.tile, range(len(data.tile))): shift(rows, data.exponent)}
 
     sampled = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
@@ -181,7 +182,7 @@ class _SourceRows:
             return self._read[number]
         index = dict(zip(self._leading, map(int, np.unravel_index(number, self._grid)), strict=True))
         tile: Tile = tuple((index[a], index[a] + 1) if a in index else (0, n) for a, n in enumerate(self._source.shape))
-        row: Array = _rows_of(self._source.read(tile), self._kept)[0]
+        row: Array = matrix_from(self._source.read(tile), self._kept)[0]
         return row
 
     def set_scale(self) -> float:
@@ -208,9 +209,3 @@ def _leading_legs(source: ArraySource, kept: Sequence[int]) -> list[int]:
 def _tiles_of_rows(passes: Passes, source: ArraySource, kept: Sequence[int]) -> list[Tile]:
     """Return tiles of whole rows, or of whole chunks of Dask."""
     return passes.tiles(source, kept if source.edges is None else ())
-
-
-def _rows_of(a: Array, kept: Sequence[int]) -> Array:
-    """Return a tile as the matrix (other legs, `kept`)."""
-    columns = math.prod(a.shape[k] for k in kept)
-    return np.moveaxis(a, kept, range(-len(kept), 0)).reshape(-1, columns)

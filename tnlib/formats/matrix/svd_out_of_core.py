@@ -18,10 +18,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.linalg.multilinear import matrix_onto
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.leg_truncation import matrix_of, truncate_legs
+from tnlib.out_of_core.leg_truncation import truncate_legs
 from tnlib.out_of_core.matrix_sketch import SketchedError, SketchedMatrix, require_rank
 from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.passes import Passes
@@ -70,7 +71,7 @@ def _in_order(passes: Passes, projected: Array, others: Sequence[int]) -> Array:
             f"{len(projected)}, got {passes.limit.total:,}; raise it or rtol, or cap the rank."
         )
     order = np.argsort(np.argsort(others))
-    return matrix_of(np.array(projected).transpose(0, *(1 + order)), [0])
+    return matrix_onto(np.array(projected).transpose(0, *(1 + order)), [0])
 
 
 def _svd_in_one_read(

@@ -30,7 +30,7 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.gram_svd import left_svd
-from tnlib.linalg.multilinear import mode_product, solve_tall, unfold
+from tnlib.linalg.multilinear import matrix_onto, mode_product, solve_tall, unfold
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm
 from tnlib.linalg.threads import parallel_matmul
@@ -206,7 +206,7 @@ class _TuckerSketch:
             self._factor_sums[k][_at(k, parts)] += _multiply(for_factors, inner, [j for j in range(last) if j != k])
         self._factor_sums[last][_at(last, parts)] += _multiply(a, inner, range(last))
         self._core_sum += _multiply(for_core, outer, range(last))
-        self._error.add(tile, np.ascontiguousarray(self._layout.matrix(a)))
+        self._error.add(tile, np.ascontiguousarray(matrix_onto(a, self._layout.rows)))
 
     def decompose(self) -> tuple[Array, list[Array]]:
         """Return the core and the orthonormal factors."""
