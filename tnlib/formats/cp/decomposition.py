@@ -135,7 +135,10 @@ def cp(
     elif known is None and (constraint is None or size == 0):  # zero meets every constraint
         best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
     else:
-        run = partial(_iteration(known, constraint), scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
+        iteration = partial(constrained_cp, constraint=str(constraint))
+        if known is not None:
+            iteration = partial(als_of_known_entries, known)
+        run = partial(iteration, scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
     weights, factors = _rounded_components(best.factors, dtype, signs=constraint is None)
@@ -149,13 +152,6 @@ def cp(
     return after_sweeps("cp", fit, rtol=rtol, stationary=best.stationary)
 
 
-def _iteration(known: Array | None, constraint: str | None) -> Callable[..., Iterate]:
-    """Return the iteration on `known` entries, or under a constraint."""
-    if known is not None:
-        return partial(als_of_known_entries, known)
-    return partial(constrained_cp, constraint=str(constraint))
-
-
 def _check_constraint(
     constraint: str | None,
     dtype: np.dtype[Any],
@@ -166,16 +162,18 @@ def _check_constraint(
 ) -> None:
     if len(shape) < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {shape}; a vector has no components.")
-    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
+    if constraint is None:
+        return
+    if not is_one_of(constraint, CONSTRAINTS):
         names = ", ".join(f'"{name}"' for name in CONSTRAINTS)
         raise ArgumentError(f"cp: constraint must be None or one of {names}, got {constraint!r}; choose one of them.")
-    if constraint is not None and dtype.kind == "c":
+    if dtype.kind == "c":
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
-    if constraint is not None and not in_memory:
+    if not in_memory:
         raise ArgumentError(
             f"cp: constraint must be None for an array that exceeds memory, got {constraint!r}; raise memory."
         )
-    if constraint is not None and known is not None:
+    if known is not None:
         raise ArgumentError(
             f"cp: constraint must be None for an array with missing entries, got {constraint!r}; fill them first."
         )
