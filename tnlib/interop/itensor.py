@@ -254,7 +254,9 @@ def expect(group: HDF5Item, kind: str) -> None:
 def read_tensor(group: HDF5Item) -> tuple[Array, list[Index]]:
     """Return a tensor as a dense array, and its legs in the order of the file."""
     expect(group, "ITensor")
-    legs = _read_indices(group.child("inds"))
+    indices = group.child("inds")
+    expect(indices, "IndexSet")
+    legs = [_read_index(indices.child(f"index_{n}")) for n in range(1, indices.child("length").integer() + 1)]
     shape = tuple(leg.dim for leg in legs)
     storage = group.child("storage" if "storage" in group.names() else "store")
     stored = _LONG_NAMES.sub(r"ComplexF\1", storage.text_attribute("type", ""))
@@ -269,11 +271,6 @@ def read_tensor(group: HDF5Item) -> tuple[Array, list[Index]]:
     if data.size != math.prod(shape):
         storage.refuse(f"must hold {math.prod(shape)} numbers for its indices", str(data.size))
     return data.reshape(shape, order="F"), legs
-
-
-def _read_indices(group: HDF5Item) -> list[Index]:
-    expect(group, "IndexSet")
-    return [_read_index(group.child(f"index_{n}")) for n in range(1, group.child("length").integer() + 1)]
 
 
 def _read_index(group: HDF5Item) -> Index:

@@ -134,9 +134,14 @@ def axes_by_stride(x: Array) -> tuple[int, ...]:
 def with_paired_legs(a: Any, rows: Sequence[int], columns: Sequence[int]) -> Any:
     """Return a matrix as the tensor (m[0], n[0], m[1], n[1], ...), which reads what is sliced and nothing else."""
     if isinstance(a, np.ndarray):  # a view, of a map too: splitting legs never copies
-        d = len(rows)
-        return a.reshape(*rows, *columns).transpose([k + side for k in range(d) for side in (0, d)])
+        return pair_legs(a, rows, columns)
     return SplitMatrix(a, rows, columns)
+
+
+def pair_legs(a: Array, rows: Sequence[int], columns: Sequence[int]) -> Array:
+    """Return a matrix as the array (m[0], n[0], m[1], n[1], ...) of legs of these sizes."""
+    d = len(rows)
+    return a.reshape(*rows, *columns).transpose([k + side for k in range(d) for side in (0, d)])
 
 
 class SplitMatrix:
@@ -151,9 +156,7 @@ class SplitMatrix:
         row_slices, column_slices = index[::2], index[1::2]
         row_runs, column_runs = flat_ranges(self._rows, row_slices), flat_ranges(self._columns, column_slices)
         out = np.block([[np.asarray(self._a[i:j, k:l]) for k, l in column_runs] for i, j in row_runs])
-        widths = [part.stop - part.start for part in (*row_slices, *column_slices)]
-        d = len(self._rows)
-        return out.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+        return pair_legs(out, *([part.stop - part.start for part in parts] for parts in (row_slices, column_slices)))
 
 
 def flat_ranges(sizes: Sequence[int], slices: Sequence[slice]) -> list[tuple[int, int]]:

@@ -120,20 +120,14 @@ def _scaled_svd(
     passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, *, exact: bool
 ) -> LegSVD:
     """Return `_svd_of_legs`; the first one determines the scale of the source and the norm of the budget."""
-    spectrum = _svd_of_legs(passes, source, legs, exact=exact)
-    if not budget.records and source.exponent == 0:
-        spectrum = _set_scale(source, spectrum)
-        budget.norm = spectrum.norm
-    return spectrum
-
-
-def _set_scale(source: ArraySource, spectrum: LegSVD) -> LegSVD:
-    """Set the exponent of `source` by its norm in `spectrum`, and return `spectrum` at that scale."""
-    if spectrum.norm > 0 and not (spectrum.exponent == 0 and in_safe_range(spectrum.norm, source.size, source.dtype)):
-        source.exponent = spectrum.exponent + math.frexp(spectrum.norm)[1]
-    by = spectrum.exponent - source.exponent
-    svd = spectrum.svd._replace(s=shift(spectrum.svd.s, by), error_estimate=math.ldexp(spectrum.svd.error_estimate, by))
-    return LegSVD(svd, math.ldexp(spectrum.norm, by), 0)
+    svd, norm, exponent = spectrum = _svd_of_legs(passes, source, legs, exact=exact)
+    if budget.records or source.exponent:
+        return spectrum
+    if norm > 0 and not (exponent == 0 and in_safe_range(norm, source.size, source.dtype)):
+        source.exponent = exponent + math.frexp(norm)[1]
+    by = exponent - source.exponent
+    budget.norm = math.ldexp(norm, by)
+    return LegSVD(LeftSVD(svd.u, shift(svd.s, by), math.ldexp(svd.error_estimate, by)), budget.norm, 0)
 
 
 def _svd_of_legs(passes: Passes, source: ArraySource, legs: Sequence[int], *, exact: bool) -> LegSVD:

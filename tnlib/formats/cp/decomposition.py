@@ -141,7 +141,9 @@ def cp(
         run = partial(iteration, scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
-    weights, factors = _rounded_components(best.factors, dtype, signs=constraint is None)
+    rounded = [factor.astype(dtype) for factor in best.factors]
+    ones = np.ones(rank, np.finfo(dtype).dtype)
+    weights, factors = normalize_components(ones, rounded, signs=constraint is None)
     if tucker is None:
         residual = _rounded_residual(scaled, known, size, best.residual, weights, factors)
     else:
@@ -193,13 +195,6 @@ def _as_factors(init: Any, shape: tuple[int, ...], rank: int, dtype: np.dtype[An
     if init.dtype.kind == "c" and dtype.kind != "c":
         raise ArgumentTypeError("cp: init must be real for real data, got a complex CP; leave it out.")
     return [factor.astype(np.result_type(dtype, np.float64)) for factor in init.factors]  # weights are solved for
-
-
-def _rounded_components(factors: Sequence[Array], dtype: np.dtype[Any], *, signs: bool) -> tuple[Array, list[Array]]:
-    """Return weights (R,) and unit columns (n[k], R) of `dtype`, with fixed `signs` or as they are."""
-    rounded = [factor.astype(dtype) for factor in factors]
-    weights, units = normalize_components(np.ones(rounded[0].shape[1], dtype), rounded, signs=signs)
-    return weights.astype(np.finfo(dtype).dtype), units
 
 
 def _rounded_residual(
