@@ -67,14 +67,11 @@ class MappedFile(ArraySource):
         widths = [part.stop - part.start for part in index]
         runs = _contiguous_axes(self._x, widths)
         if self._file is None or math.prod(widths[a] for a in runs) * self._x.itemsize < _SHORTEST_RUN:
-            return self._copy_from_map(index)
+            out = np.array(self._x[index])
+            if getattr(self._x, "mode", "") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED)  # private pages of mode "c" hold the changes of the caller
+            return out
         return self._read_runs(index, widths, runs)
-
-    def _copy_from_map(self, index: tuple[slice, ...]) -> Array:
-        out = np.array(self._x[index])
-        if getattr(self._x, "mode", "") != "c" and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)  # private pages of mode "c" hold the changes of the caller
-        return out
 
     def _read_runs(self, index: tuple[slice, ...], widths: Sequence[int], runs: Sequence[int]) -> Array:
         """Read the runs along the axes `runs`, from slow to fast, one for each index of the other axes."""

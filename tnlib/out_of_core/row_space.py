@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.gram import adjoint_times, projection_error, residual_norm, times_adjoint
 from tnlib.linalg.multilinear import matrix_from
 from tnlib.linalg.randomized import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift, squares
@@ -25,7 +25,6 @@ from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.passes import Passes, add
 from tnlib.out_of_core.tiles import Partial, TileData, block_index, block_name, join_blocks, joined_size
 
-_DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.gram`
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
 _ROWS_OF_CHUNKS = 512
 
@@ -72,10 +71,9 @@ def project_columns(
     total = passes.reduce(source, tiles, multiply, add)
     columns = join_blocks(total, tiles, kept, [source.shape[a] for a in kept])
     projected = np.ascontiguousarray(columns.reshape(-1, rank).T)
-    square = norm**2
-    difference = max(0.0, square - squares(projected)) + _ROUNDING * square
-    if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
-        return projected, math.sqrt(difference)
+    error = projection_error(norm**2, squares(projected), negligible)
+    if error is not None:
+        return projected, error
 
     def measure(data: TileData) -> Partial:
         left = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
@@ -194,10 +192,8 @@ class _SourceRows:
         sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
         if not np.isfinite(sample).all():
             return math.nan
-        self._source.exponent = exponent_of(sample)
-        if self._source.exponent:
-            self._read = {}
-            sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        e = self._source.exponent = exponent_of(sample)
+        sample, self._read = shift(sample, -e), {k: shift(row, -e) for k, row in self._read.items()}
         return norm(sample) * math.sqrt(m / len(sample))
 
 

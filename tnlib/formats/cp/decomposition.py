@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, after_sweeps, report, roundoff, wrong_type
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
 from tnlib.formats.cp.als_of_known_entries import als_of_known_entries, cp_array
 from tnlib.formats.cp.format import CP
@@ -34,6 +34,7 @@ from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.passes import Passes
@@ -112,11 +113,8 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    passes, tucker, known, dense = None, None, None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_passes
-
-        passes, dense = open_passes("cp", "x", x, storage, {"rank": rank})
+    passes, dense = open_large("cp", "x", x, storage, {"rank": rank}, one_read=False)
+    tucker, known = None, None
     if passes is not None:
         dtype = passes.dtype
         _check_constraint(constraint, dtype, passes.shape, in_memory=False)

@@ -20,7 +20,7 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format, with_arrays_of
 from tnlib._registry import implementation
 from tnlib._typing import Array, MaxRank, SlicedArray
-from tnlib._validate import as_max_ranks, as_rtol, check_bonds, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_max_ranks, as_rtol, check_bonds, refuse_foreign_keywords
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
@@ -28,6 +28,7 @@ from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas, single_threaded_blas_of_large
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.matrix_sketch import SketchedError
@@ -92,11 +93,7 @@ def tt_svd(
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_ranks("tt_svd", max_rank)
-    opened, dense = None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_array
-
-        opened, dense = open_array("tt_svd", "x", x, storage, {"rtol": rtol, "max_rank": max_rank})
+    opened, dense = open_large("tt_svd", "x", x, storage, {"rtol": rtol, "max_rank": max_rank})
     budget: TruncationBudget | SketchedError
     if opened is None:
         prepared = prepare("tt_svd", "x", dense)
@@ -189,12 +186,8 @@ def ttm_svd(
         check_bonds("ttm_svd", max_rank, len(rows) - 1)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
-        passes, dense = None, a
-        if storage is not None or is_stored(a):
-            from tnlib.out_of_core.open_array import open_passes
-
-            call = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
-            passes, dense = open_passes("ttm_svd", "a", a, storage, call)
+        call = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
+        passes, dense = open_large("ttm_svd", "a", a, storage, call, one_read=False)
         if passes is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)

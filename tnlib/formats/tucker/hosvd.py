@@ -11,7 +11,7 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, after_sweeps, refuse_other_arrays, report, wrong_type
 from tnlib._format import with_arrays_of
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_count, as_rtol, as_sizes_of_each, refuse_foreign_keywords
 from tnlib.formats.tucker.fit_known_entries import fit_known_entries
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
@@ -19,6 +19,7 @@ from tnlib.linalg.missing_entries import fill_missing
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.matrix_sketch import SketchedError
@@ -86,12 +87,8 @@ def tucker(
     ((2, 2, 2), 68)
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
-    opened, dense = None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_array
-
-        call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
-        opened, dense = open_array("tucker", "x", x, storage, call)
+    call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+    opened, dense = open_large("tucker", "x", x, storage, call)
     budget: TruncationBudget | SketchedError
     dense, known = fill_missing("tucker", "x", dense)
     if known is not None:
