@@ -97,14 +97,15 @@ def sampled_row_space(passes: Passes, source: ArraySource, kept: Sequence[int], 
     if source.edges is None:
         rows = _SourceRows(source, kept)
         size = rows.set_scale()
-        return sampled_rows(rows, limit=threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
+        return sampled_rows(rows.take, (m, n), limit=threshold * size, most=most) if size > 0 else None
     held = _rows_of_chunks(passes, source, kept, min(most, _ROWS_OF_CHUNKS))
     if held is None or not held.any():
         return None
     source.exponent = exponent_of(held)
     held = shift(held, -source.exponent)
     limit = threshold * norm(held) * math.sqrt(m / len(held))
-    return sampled_rows(_HeldRows(held, m), limit=limit, most=len(held))  # type: ignore[arg-type]
+    # held rows are in random order, and stand for all of them
+    return sampled_rows(lambda numbers: held[: len(numbers)], (m, n), limit=limit, most=len(held))
 
 
 def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], count: int) -> Array | None:
@@ -142,24 +143,6 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
     return out.reshape(start, -1)[rng.permutation(start)]
 
 
-class _HeldRows:
-    """Rows in random order that stand for all of a matrix.
-
-    Parameters
-    ----------
-    held
-        Rows (k, n).
-    m
-        Number of rows of the matrix.
-    """
-
-    def __init__(self, held: Array, m: int) -> None:
-        self._held, self.shape, self.dtype = held, (m, held.shape[1]), held.dtype
-
-    def __getitem__(self, numbers: Array) -> Array:
-        return self._held[: len(numbers)]
-
-
 class _SourceRows:
     """Rows of the matrix, read by their numbers."""
 
@@ -167,11 +150,10 @@ class _SourceRows:
         self._source, self._kept = source, kept
         self._leading = _leading_legs(source, kept)
         self._grid = tuple(source.shape[a] for a in self._leading)
-        self.shape = math.prod(self._grid), math.prod(source.shape[a] for a in kept)
-        self.dtype = source.dtype
         self._read: dict[int, Array] = {}
 
-    def __getitem__(self, numbers: Array) -> Array:
+    def take(self, numbers: Array) -> Array:
+        """Return the rows of these numbers, those of the last call without reading them again."""
         self._read = {int(k): self._row(int(k)) for k in numbers}
         return np.stack(list(self._read.values()))
 
@@ -188,8 +170,8 @@ class _SourceRows:
 
         NaN where the sample has one; the first pass names it.
         """
-        m = self.shape[0]
-        sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        m = math.prod(self._grid)
+        sample = self.take(np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False)))
         if not np.isfinite(sample).all():
             return math.nan
         e = self._source.exponent = exponent_of(sample)

@@ -15,7 +15,7 @@ from tnlib._validate import as_count, as_rtol, as_sizes_of_each, refuse_foreign_
 from tnlib.formats.tucker.fit_known_entries import fit_known_entries
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
-from tnlib.linalg.missing_entries import fill_missing
+from tnlib.linalg.missing_entries import describe_known, fill_missing
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
@@ -93,9 +93,9 @@ def tucker(
     dense, known = fill_missing("tucker", "x", dense)
     if known is not None:
         _, caps = _as_caps(max_rank, ranks, dense, init, n_iter)
-        part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter, init=init)
-        fit = report("tucker", part.value, error=part.error, rtol=rtol, n_iter=part.n_iter, estimate=part.note)
-        return after_sweeps("tucker", fit, rtol=rtol, stationary=part.stationary)
+        value, error, n_iter, stationary = fit_known_entries(dense, known, rtol, caps, n_iter, init)
+        fit = report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=describe_known(known))
+        return after_sweeps("tucker", fit, rtol=rtol, stationary=stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -66,29 +66,19 @@ def decompose_stored(
         return core, factors, passes.source.exponent, budget
 
 
-class _Reduced(NamedTuple):
-    """An array in memory in the coordinates of `bases`, and the truncations that led to it, by their legs."""
-
-    array: Array
-    bases: list[Array | None]
-    truncations: dict[int, Truncation]
-
-
 def st_hosvd_in_passes(
     passes: Passes, rtol: float | None, max_ranks: tuple[int | None, ...]
 ) -> tuple[Array, list[Array], TruncationBudget]:
     """Return the core, the orthonormal factors (n[k], r[k]) and the truncations, as `st_hosvd` of the whole array."""
     source = passes.source
     budget = TruncationBudget(1.0, rtol, [1] * len(source.shape), source.dtype)
-    reduced = _reduce(passes, budget, max_ranks)
+    array, bases, truncations = _reduce(passes, budget, max_ranks)
     left = rtol
     if rtol is not None and budget.norm > 0:
         spent = sum(record.charged for record in budget.records)
         left = math.sqrt(max(0.0, (rtol * budget.norm) ** 2 - spent)) / budget.norm
-    core, factors, rest = st_hosvd(
-        reduced.array, budget.norm, left, max_ranks, reduced.bases, dtype=source.dtype, shape=source.shape
-    )
-    for k, first in reduced.truncations.items():
+    core, factors, rest = st_hosvd(array, budget.norm, left, max_ranks, bases, dtype=source.dtype, shape=source.shape)
+    for k, first in truncations.items():
         second = rest.records[k]
         rest.records[k] = second._replace(
             discarded=math.hypot(first.discarded, second.discarded),
@@ -97,8 +87,13 @@ def st_hosvd_in_passes(
     return core, factors, rest
 
 
-def _reduce(passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | None]) -> _Reduced:
-    """Project legs, those that save most first, until the array fits in memory."""
+def _reduce(
+    passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | None]
+) -> tuple[Array, list[Array | None], dict[int, Truncation]]:
+    """Project legs, those that save most first, until the array fits in memory.
+
+    Return the array in the coordinates of the bases, the bases, and the truncations that led to it, by their legs.
+    """
     source = passes.source
     bases: list[Array | None] = [None] * len(source.shape)
     truncations: dict[int, Truncation] = {}
@@ -123,7 +118,7 @@ def _reduce(passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | 
     core = np.array(current.read_all())
     if not truncations:
         budget.norm = norm(core)
-    return _Reduced(np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations)
+    return np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations
 
 
 def _leg_to_reduce(
