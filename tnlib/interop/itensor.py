@@ -341,18 +341,14 @@ def write_tensor(parent: Any, name: str, a: Array, legs: Sequence[Index]) -> Non
     indices = start_group(group, "inds", "IndexSet")
     indices["length"] = np.int64(len(legs))
     for n, leg in enumerate(legs, start=1):
-        _write_index(indices, f"index_{n}", leg)
+        index = start_group(indices, f"index_{n}", "Index")
+        _write_text(index, "space_type", "Int")
+        index["id"] = np.uint64(leg.id)
+        for key, value in (("dim", leg.dim), ("dir", leg.dir), ("plev", leg.plev)):
+            index[key] = np.int64(value)
+        _write_text(start_group(index, "tags", "TagSet"), "tags", leg.tags, dataset=True)
     storage = start_group(group, "storage", f"Dense{{{_NAMES[a.dtype]}}}")
     storage["data"] = a.ravel(order="F")  # complex numbers are stored as pairs (r, i), as in Julia
-
-
-def _write_index(parent: Any, name: str, leg: Index) -> None:
-    group = start_group(parent, name, "Index")
-    _write_text(group, "space_type", "Int")
-    group["id"] = np.uint64(leg.id)
-    for key, value in (("dim", leg.dim), ("dir", leg.dir), ("plev", leg.plev)):
-        group[key] = np.int64(value)
-    _write_text(start_group(group, "tags", "TagSet"), "tags", leg.tags, dataset=True)
 
 
 def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> None:

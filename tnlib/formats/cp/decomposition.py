@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit, after_sweeps, report, roundoff, wrong_type
+from tnlib._fit import Fit, report, roundoff, wrong_type
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
@@ -148,8 +148,8 @@ def cp(
         residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
     note = describe_known(known) if known is not None else None
-    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note)
-    return after_sweeps("cp", fit, rtol=rtol, stationary=best.stationary)
+    done = best.stationary
+    return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note, stationary=done)
 
 
 def _check_constraint(

@@ -259,7 +259,7 @@ def correlation_length(core: npt.ArrayLike) -> float:
 
     try:
         # A product of 2 r - 1 nilpotent r x r matrices on either side of x vanishes.
-        first, second = leading_moduli(transfer, r * r, a.dtype, count=2, nilpotency_bound=2 * r - 1)
+        first, second = leading_moduli(transfer, r * r, a.dtype, nilpotency_bound=2 * r - 1)
     except np.linalg.LinAlgError:
         raise ArgumentError(
             "correlation_length: core must have a transfer matrix with a leading eigenvalue, got one without; "
@@ -267,5 +267,5 @@ def correlation_length(core: npt.ArrayLike) -> float:
         ) from None
     if second <= np.finfo(np.float64).eps * first:
         return 0.0
-    ratio = float(second / first)
+    ratio = second / first
     return math.inf if ratio >= 1.0 - 1e-12 else -1.0 / math.log(ratio)
