@@ -114,6 +114,7 @@ class Passes:
         self.source, self.limit, self._folder, self._workers = source, limit, folder, workers
         self._n_passes = 0
         self._n_arrays = 0
+        self._projected: Array | None = None  # of `as_source`
         self._fingerprints: dict[tuple[ArraySource, int, Tile], float] = {}  # of the tiles read so far
 
     @property
@@ -175,7 +176,10 @@ class Passes:
         return self._folder.array(str(self._n_arrays), shape, dtype)
 
     def as_source(self, a: Array) -> ArraySource:
-        """Return an array of `new_array` as the source of the next pass."""
+        """Return an array of `new_array` as the source of the next pass, in place of the last one that was made one."""
+        if self._projected is not None:
+            self.discard(self._projected)
+        self._projected = a
         return open_source(self.source.function, self.source.parameter, a)
 
     def discard(self, a: Array) -> None:

@@ -49,8 +49,7 @@ def _svd_in_passes(
     sides = [math.prod(source.shape[a] for a in legs) for legs in (rows, columns)]
     budget = TruncationBudget(1.0, rtol, [min(sides)], source.dtype, max_rank)
     legs, others = (rows, columns) if sides[0] <= sides[1] else (columns, rows)
-    itemsize = np.result_type(source.dtype, np.float64).itemsize
-    if min(sides) > passes.limit.largest_gram(itemsize):
+    if min(sides) > passes.limit.largest_gram(source.dtype):
         raise ArgumentError(
             f"svd: storage.memory must hold a Gram matrix of the smaller side, {min(sides):,} of {sides[0]:,} x "
             f"{sides[1]:,}, got {passes.limit.total:,} bytes; raise it, or split the legs for tt_svd or ttm_svd."

@@ -77,7 +77,7 @@ def _decompose_source(
     cores = _split_in_the_middle(passes, source, legs, budget)
     if cores is None:
         source.exponent = 0  # that of a sample need not suit the whole
-        largest = passes.limit.largest_gram(np.result_type(source.dtype, np.float64).itemsize)
+        largest = passes.limit.largest_gram(source.dtype)
         joins_less = joined_size(source, legs[-1]) < joined_size(source, legs[0])
         if isinstance(source, DaskSource) and joins_less and sizes[-1] <= largest:
             cores = _split_from_the_right(passes, source, legs, budget)
@@ -118,13 +118,11 @@ def _split_from_the_left(
 ) -> list[Array]:
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     cores: list[Array] = []
-    current, stored = source, None
+    current = source
     groups = [tuple(axes) for axes in legs]  # of `current`, whose first axis is the bond after the first step
     while (current.on_workers and len(groups) > 1) or not passes.limit.holds(8 * current.size):
         head, projected = _split_first_legs(passes, current, groups, budget)
-        if stored is not None:
-            passes.discard(stored)
-        current, stored = passes.as_source(projected), projected
+        current = passes.as_source(projected)
         cores += head
         first = groups[len(head)][0] - 1  # all axes before it have become the bond
         groups = [tuple(a - first for a in axes) for axes in groups[len(head) :]]
@@ -192,7 +190,7 @@ def _svd_of_first_legs(
     """Return a number of legs whose matrix has a low rank, or else the most that memory allows, and its left SVD."""
     rows = [math.prod(current.shape[: axes[0]]) for axes in groups[1:]]
     cap = _largest_cap(budget.max_rank)
-    largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
+    largest = passes.limit.largest_gram(current.dtype)
     if rows[0] > largest:
         raise ArgumentError(
             f"{current.function}: storage.memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "

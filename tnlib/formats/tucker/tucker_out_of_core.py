@@ -98,7 +98,7 @@ def _reduce(
     bases: list[Array | None] = [None] * len(source.shape)
     truncations: dict[int, Truncation] = {}
     sides = [min(n, source.size // n) for n in source.shape]
-    current, stored = source, None
+    current = source
     legs = list(range(len(source.shape)))  # of the axes of `current`
     while current.on_workers or not passes.limit.holds(8 * current.size):
         remaining = [k for k in legs if bases[k] is None]
@@ -110,11 +110,9 @@ def _reduce(
         axis = legs.index(leg)
         budget.max_rank = max_ranks[leg]
         basis, projected = truncate_legs(passes, current, [axis], budget)
-        if stored is not None:
-            passes.discard(stored)
         bases[leg], truncations[leg] = basis, budget.records[-1]
         legs = [leg, *(k for k in legs if k != leg)]
-        current, stored = passes.as_source(projected), projected
+        current = passes.as_source(projected)
     core = np.array(current.read_all())
     if not truncations:
         budget.norm = norm(core)
@@ -128,7 +126,7 @@ def _leg_to_reduce(
 
     None where there is none and the array fits.
     """
-    largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
+    largest = passes.limit.largest_gram(current.dtype)
     fitting = [k for k in legs if 1 < shape[k] <= largest]
     if not fitting and passes.limit.holds(8 * current.size):
         return None
