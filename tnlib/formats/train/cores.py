@@ -168,9 +168,8 @@ def attainable_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> list[int]:
 
 def diagonal_core(factor: Array) -> Array:
     """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R), diagonal in its bonds."""
-    rank = factor.shape[-1]
-    core = np.zeros((rank, *factor.shape), factor.dtype)
-    core[np.arange(rank), ..., np.arange(rank)] = np.moveaxis(factor, -1, 0)
+    core, i = np.zeros((factor.shape[-1], *factor.shape), factor.dtype), np.arange(factor.shape[-1])
+    core[i, ..., i] = factor.transpose(-1, *range(factor.ndim - 1))
     return core
 
 
