@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -166,12 +166,11 @@ def report(
     n_iter: int = 0,
     notes: tuple[str, ...] = (),
     estimate: str | None = None,
-    stationary: bool = True,
 ) -> Fit[F]:
-    """Return the `Fit` of `function`, and warn of a missed tolerance, of notes, and of an unfinished iteration.
+    """Return the `Fit` of `function`, and warn of a missed tolerance and of notes.
 
     `estimate` is the note on an error that is estimated, empty where there is nothing to add; None for an error that is
-    known. Without `rtol`, an iteration has not converged before it is `stationary`.
+    known.
     """
     missed = rtol is not None and error > rtol and error > roundoff(value.dtype, len(value.ranks))
     if missed:
@@ -188,8 +187,13 @@ def report(
     if certified and value.is_subnormal():
         certified, note = False, "the result has subnormal numbers, whose rounding the error leaves out; scale x up"
         notes = (*notes, note)
-    improves = rtol is None and not stationary
-    if improves:
-        text = f"{function}: still improving after {n_iter} sweeps, at error {error:.3g}; raise n_iter."
-        warnings.warn(text, ConvergenceWarning, stacklevel=5)
-    return Fit(value, error, certified, not (missed or improves), n_iter, notes)
+    return Fit(value, error, certified, not missed, n_iter, notes)
+
+
+def after_sweeps(function: str, fit: Fit[F], *, rtol: float | None, stationary: bool) -> Fit[F]:
+    """Return the `fit` of an iteration: not converged, with a warning, if it still improves and no `rtol` was given."""
+    if rtol is not None or stationary:
+        return fit
+    text = f"{function}: still improving after {fit.n_iter} sweeps, at error {fit.error:.3g}; raise n_iter."
+    warnings.warn(text, ConvergenceWarning, stacklevel=5)
+    return replace(fit, converged=False)

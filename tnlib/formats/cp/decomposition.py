@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit, report, roundoff, wrong_type
+from tnlib._fit import Fit, after_sweeps, report, roundoff, wrong_type
 from tnlib._typing import Array, SlicedArray
 from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
@@ -114,42 +114,40 @@ def cp(
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
     passes, dense = open_large("cp", "x", x, storage, {"rank": rank}, one_read=False)
-    tucker, known = None, None
-    if passes is not None:
-        dtype = passes.dtype
-        _check_constraint(constraint, dtype, passes.shape, in_memory=False)
-        tucker, exponent, size = _core_in_passes(passes, rank)
-    else:
+    if passes is None:
         dense, known = fill_missing("cp", "x", dense)
         scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
         _check_constraint(constraint, dtype, scaled.shape, known=known)
+    else:
+        dtype, known = passes.dtype, None
+        _check_constraint(constraint, dtype, passes.shape, in_memory=False)
+        tucker, exponent, size = _core_in_passes(passes, rank)
 
     first = _as_factors(init, scaled.shape if passes is None else passes.shape, rank, dtype)
     starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng), first=first)
     target = max(rtol or 0.0, roundoff(dtype)) * size
-    if tucker is not None:
+    if passes is not None:
         best = _on_core(tucker, starts, n_iter=n_iter, target=target)
-    elif known is None and (constraint is None or size == 0):  # zero meets every constraint
+    elif known is not None:
+        run = partial(als_of_known_entries, known, scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
+        best = _best(run, starts(scaled), target)
+    elif constraint is None or size == 0:  # zero meets every constraint
         best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
     else:
-        iteration = partial(constrained_cp, constraint=str(constraint))
-        if known is not None:
-            iteration = partial(als_of_known_entries, known)
-        run = partial(iteration, scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
+        run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
-    rounded = [factor.astype(dtype) for factor in best.factors]
-    ones = np.ones(rank, np.finfo(dtype).dtype)
+    ones, rounded = np.ones(rank, np.finfo(dtype).dtype), [factor.astype(dtype) for factor in best.factors]
     weights, factors = normalize_components(ones, rounded, signs=constraint is None)
-    if tucker is None:
+    if passes is None:
         residual = _rounded_residual(scaled, known, size, best.residual, weights, factors)
     else:
         residual = tucker.residual(weights, factors)
     error, value = residual / size if size > 0 else 0.0, CP(restore("cp", "x", weights, exponent), tuple(factors))
     note = describe_known(known) if known is not None else None
-    done = best.stationary
-    return report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note, stationary=done)
+    fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note)
+    return after_sweeps("cp", fit, rtol=rtol, stationary=best.stationary)
 
 
 def _check_constraint(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import ArrayLike
 
 from tnlib._errors import ArgumentError, ArgumentTypeError
-from tnlib._fit import Fit, refuse_other_arrays, report, wrong_type
+from tnlib._fit import Fit, after_sweeps, refuse_other_arrays, report, wrong_type
 from tnlib._format import with_arrays_of
 from tnlib._typing import SlicedArray
 from tnlib._validate import as_count, as_rtol, as_sizes_of_each, refuse_foreign_keywords
@@ -94,8 +94,8 @@ def tucker(
     if known is not None:
         _, caps = _as_caps(max_rank, ranks, dense, init, n_iter)
         value, error, n_iter, stationary = fit_known_entries(dense, known, rtol, caps, n_iter, init)
-        note = describe_known(known)
-        return report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=note, stationary=stationary)
+        fit = report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=describe_known(known))
+        return after_sweeps("tucker", fit, rtol=rtol, stationary=stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype

@@ -148,12 +148,7 @@ def tt_cross(
         search.run(known)
         reason = "no pivot lowers it; f may be rounded that much, otherwise try another rng"
     except CallBudgetExceeded:
-        reason = f"max_calls={max_calls} is spent"
-        if max(shape) > max_calls:
-            reason = (
-                f"a leg of {max(shape):,} values takes more evaluations than max_calls={max_calls:,}; split it, for "
-                "example into binary digits"
-            )
+        reason = _reason_of_budget(max_calls, max(shape))
     except _Stopped:
         reason = "callback has ended the search"
     best = replace(search.finish(), n_calls=cached.n_calls)
@@ -168,6 +163,16 @@ def tt_cross(
             )
         warnings.warn(text, ConvergenceWarning, stacklevel=3)
     return best
+
+
+def _reason_of_budget(max_calls: int, longest: int) -> str:
+    """Return why `max_calls` did not suffice for legs of at most `longest` values."""
+    if longest > max_calls:
+        return (
+            f"a leg of {longest:,} values takes more evaluations than max_calls={max_calls:,}; split it, for example "
+            "into binary digits"
+        )
+    return f"max_calls={max_calls} is spent"
 
 
 def _as_pivots(pivots: Any, shape: tuple[int, ...]) -> Array:
