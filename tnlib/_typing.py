@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 MaxRank: TypeAlias = int | tuple[int, ...] | None  # cap of all ranks, or of every bond
+Caps: TypeAlias = int | tuple[int | None, ...] | None  # as MaxRank, or of some legs only
 
 
 class SlicedArray(Protocol):

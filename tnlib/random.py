@@ -15,6 +15,7 @@ from tnlib._validate import as_count, as_dtype, as_rng, as_sizes, as_sizes_of_ea
 from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
+from tnlib.formats.train.cores import attainable_ranks
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.formats.tucker.format import Tucker
@@ -200,9 +201,6 @@ class _Normal:
 
 
 def _cores(legs: Sequence[tuple[int, ...]], rank: int | Sequence[int], normal: _Normal) -> list[Array]:
-    bonds = [1, *as_sizes_of_each(normal.function, "rank", rank, len(legs) - 1), 1]
-    for k in range(1, len(legs)):  # a bond larger than the legs on one side of it allow is deficient
-        bonds[k] = min(bonds[k], bonds[k - 1] * math.prod(legs[k - 1]))
-    for k in range(len(legs) - 1, 0, -1):
-        bonds[k] = min(bonds[k], bonds[k + 1] * math.prod(legs[k]))
+    ranks = [1, *as_sizes_of_each(normal.function, "rank", rank, len(legs) - 1), 1]
+    bonds = attainable_ranks(ranks, [*map(math.prod, legs)])  # a larger bond would be deficient
     return [normal(left, *n, right) / math.sqrt(left) for left, n, right in zip(bonds, legs, bonds[1:], strict=False)]

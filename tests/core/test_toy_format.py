@@ -83,8 +83,8 @@ def round_diagonal(t: Diagonal, rtol: float | None, max_rank: int | None) -> tup
     """Keep the largest values, the singular values of the matrix."""
     order = np.argsort(-np.abs(t.values), kind="stable")
     s = np.abs(t.values)[order]
-    budget = TruncationBudget(norm(s), rtol, [t.n], t.dtype)
-    kept = order[: budget.truncate(s, max_rank=max_rank)]
+    budget = TruncationBudget(norm(s), rtol, [t.n], t.dtype, max_rank)
+    kept = order[: budget.truncate(s)]
     return Diagonal(t.values[kept], [t.positions[k] for k in kept], t.n), budget
 
 

@@ -21,7 +21,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, as_target
 from tnlib.drawing.diagram import Diagram, Leg, Node, join, text
 from tnlib.drawing.layout import circle_angle, fan, is_isometric_from, plain_kind
-from tnlib.drawing.paint import bubble_padding, visible_text
+from tnlib.drawing.paint import bubble_padding, count_letters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,11 +200,11 @@ def _extent(diagram: Diagram) -> tuple[float, float]:
     """Return the smallest and largest x, including the text at the ends of open legs."""
     spans = [diagram.bounds[:2]]
     for node in diagram.nodes:
-        radius = _NODE_RADIUS if node.kind != "text" else _SIGN_LETTER / 2 * _count_letters(node.label)
+        radius = _NODE_RADIUS if node.kind != "text" else _SIGN_LETTER / 2 * count_letters(node.label)
         spans.append((node.position[0] - radius, node.position[0] + radius))
     for leg in diagram.legs:
         if leg.end is not None:
-            width = _LEG_LETTER * max(_count_letters(leg.name), len(leg.size_text)) + 0.06
+            width = _LEG_LETTER * max(count_letters(leg.name), len(leg.size_text)) + 0.06
             dx = leg.end[0] - (leg.via[-1] if leg.via else diagram.nodes[leg.a].position)[0]
             before, behind = (0.5, 0.5) if abs(dx) < 0.3 else (0.0, 1.0) if dx > 0 else (1.0, 0.0)
             spans.append((leg.end[0] - before * width, leg.end[0] + behind * width))
@@ -213,10 +213,6 @@ def _extent(diagram: Diagram) -> tuple[float, float]:
         inside = [diagram.nodes[k].position[0] for k in bubble.nodes]
         spans.append((min(inside) - padding, max(inside) + padding))
     return min(left for left, _ in spans), max(right for _, right in spans)
-
-
-def _count_letters(label: str) -> int:
-    return max(len(line) for line in visible_text(label).split("\n"))
 
 
 def sweep_steps(tt: Format) -> dict[str, Diagram]:

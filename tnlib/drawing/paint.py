@@ -281,7 +281,7 @@ def node_patch(node: Node) -> Any:
         style["ec"] = BUBBLE_COLOR
         if node.label in ("", "+"):
             return Circle((x, y), 0.16 if node.label else 0.085, **style | ({} if node.label else {"fc": BUBBLE_COLOR}))
-        width = 0.3 + 0.085 * max(len(visible_text(line)) for line in node.label.split("\n"))
+        width = 0.3 + 0.085 * count_letters(node.label)
         box = "round,pad=0,rounding_size=0.2"
         return FancyBboxPatch((x - width / 2, y - 0.22), width, 0.44, boxstyle=box, **style)
     if node.kind == "tensor":
@@ -299,6 +299,11 @@ def node_patch(node: Node) -> Any:
 def visible_text(label: str) -> str:
     """Return a label without its TeX markup."""
     return re.sub(r"\\[a-z]+|[${}_^]", "", label, flags=re.IGNORECASE)
+
+
+def count_letters(label: str) -> int:
+    """Return the length of the longest line of a label, without its markup."""
+    return max(len(line) for line in visible_text(label).split("\n"))
 
 
 def _label_position(node: Node) -> Point:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tnlib._errors import ArgumentTypeError
 from tnlib._format import Format
-from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank, scaled_product_svd
 from tnlib.formats.matrix.svd import SVD
 from tnlib.formats.train.canonicalize import move_center
-from tnlib.formats.train.cores import contract_cores
+from tnlib.formats.train.cores import contract_cores, diagonal_core
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_rounding import right_canonicalize
@@ -61,7 +58,11 @@ def cp_to_train(t: CP) -> TensorTrain:
     """Return the train whose cores are diagonal in their bonds, which have the size of the rank."""
     (weights, e), *factors = map(rescale, t.promoted_arrays())
     arrays = [factor.array for factor in factors]
-    cores = _diagonal_cores([arrays[0] * weights, *arrays[1:]])
+    if len(arrays) == 1:
+        cores = [(arrays[0] * weights).sum(axis=1).reshape(1, -1, 1)]
+    else:
+        first, last = (arrays[0] * weights)[None], np.ascontiguousarray(arrays[-1].T)[:, :, None]
+        cores = [first, *map(diagonal_core, arrays[1:-1]), last]
     return TensorTrain.from_products(cores, e + sum(factor.exponent for factor in factors))
 
 
@@ -79,19 +80,6 @@ def train_to_cp(t: TensorTrain) -> CP:
         raise ArgumentTypeError(f"convert: a CP does not hold a train of ranks {t.ranks} exactly.")
     factors = tuple(core.transpose(1, 0, 2).reshape(core.shape[1], -1) for core in t.cores)  # n (l r)
     return CP(shift(np.ones(factors[0].shape[1], factors[0].real.dtype), t.exponent), factors)
-
-
-def _diagonal_cores(factors: Sequence[Array]) -> list[Array]:
-    """Return cores (R, n, R), diagonal between the ends, of the sum of outer products of columns (n, R)."""
-    if len(factors) == 1:
-        return [factors[0].sum(axis=1).reshape(1, -1, 1)]
-    rank = factors[0].shape[1]
-    inner = []
-    for factor in factors[1:-1]:
-        core = np.zeros((rank, len(factor), rank), factor.dtype)
-        core[np.arange(rank), :, np.arange(rank)] = factor.T
-        inner.append(core)
-    return [factors[0][None], *inner, np.ascontiguousarray(factors[-1].T)[:, :, None]]
 
 
 def train_to_low_rank(t: TensorTrain) -> LowRank:

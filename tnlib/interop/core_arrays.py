@@ -26,13 +26,6 @@ def as_one_precision(function: str, parameter: str, arrays: Sequence[Any]) -> li
     return [a.astype(dtype, copy=False) for a in copies]
 
 
-def copies_of_one_dtype(function: str, parameter: str, arrays: Sequence[Array]) -> list[Array]:
-    """Return copies of one dtype of finite numpy arrays; raises where their precisions differ."""
-    _refuse_several_precisions(function, parameter, arrays)
-    dtype = np.result_type(*{a.dtype for a in arrays}) if arrays else np.dtype(float)
-    return [np.array(a, dtype, order="C") for a in arrays]
-
-
 def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Array]:
     """Return finite copies, from numpy or torch, of one precision; real arrays stay real."""
     devices = sorted({str(a.device) for a in arrays if hasattr(a, "resolve_conj")})  # of torch tensors
@@ -41,17 +34,13 @@ def as_copies(function: str, parameter: str, arrays: Sequence[Any]) -> list[Arra
             f"{function}: {parameter}s must lie on one device, got {' and '.join(devices)}; move them to one."
         )
     copies = [np.array(as_array(function, f"{parameter} {k}", a), order="C") for k, a in enumerate(arrays)]
-    _refuse_several_precisions(function, parameter, copies)
-    return copies
-
-
-def _refuse_several_precisions(function: str, parameter: str, arrays: Sequence[Array]) -> None:
-    precisions = {a.real.dtype for a in arrays}
+    precisions = {a.real.dtype for a in copies}
     if len(precisions) > 1:
         raise ArgumentTypeError(
             f"{function}: {parameter}s must have one precision, got {' and '.join(sorted(map(str, precisions)))}; "
             "convert them to the dtype you want."
         )
+    return copies
 
 
 def wrong_value(function: str, value: Any, kinds: str) -> ArgumentTypeError:
@@ -89,20 +78,14 @@ def with_scale(function: str, t: TensorTrain | TTMatrix) -> list[Array]:
     cores = [np.array(core, t.dtype, order="C") for core in t.cores]
     if t.exponent == 0:
         return cores
-    takes = range(len(cores)) if t.center is None else [t.center]
+    takes, limits = range(len(cores)) if t.center is None else [t.center], np.finfo(t.dtype)
     for i, k in enumerate(takes):
         was_zero = not cores[k].any()
         with np.errstate(over="ignore", under="ignore"):
             cores[k] = shift(cores[k], (t.exponent + i) // len(takes))  # they add up to the exponent
-        _refuse_out_of_range(function, t, cores[k], was_zero=was_zero)
+        if not was_zero and not limits.tiny / limits.eps <= largest(cores[k]) < math.inf:
+            raise ArgumentError(
+                f"{function}: value must fit {t.dtype} without a scale of its own, got log_norm() = "
+                f"{t.log_norm():.1f}; divide it by its norm first."
+            )
     return cores
-
-
-def _refuse_out_of_range(function: str, t: TensorTrain | TTMatrix, core: Array, *, was_zero: bool) -> None:
-    limits = np.finfo(core.dtype)
-    top = largest(core)
-    if not was_zero and not limits.tiny / limits.eps <= top < math.inf:
-        raise ArgumentError(
-            f"{function}: value must fit {t.dtype} without a scale of its own, got log_norm() = {t.log_norm():.1f}; "
-            "divide it by its norm first."
-        )

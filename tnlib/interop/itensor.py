@@ -175,30 +175,13 @@ def _chain(group: HDF5Item, tensors: Sequence[tuple[Array, list[Index]]], n_site
             numbers = ", ".join(str(n + 1) for n in owners)
             group.refuse("must be an open chain", f"index {leg.tags!r} in tensors {numbers}", "cut cyclic chains open")
     return [
-        _core(
-            group,
-            n,
-            a,
-            legs,
-            [legs.index(leg) for leg in legs if len(tensors_of_leg[leg]) == 1],
-            tensors_of_leg,
-            n_sites,
-        )
-        for n, (a, legs) in enumerate(tensors)
+        _core(group, n, a, legs, [tensors_of_leg[leg] for leg in legs], n_sites) for n, (a, legs) in enumerate(tensors)
     ]
 
 
-def _core(
-    group: HDF5Item,
-    n: int,
-    a: Array,
-    legs: list[Index],
-    alone: list[int],
-    tensors_of_leg: dict[Index, list[int]],
-    n_sites: int,
-) -> Array:
-    left = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n - 1, n]]
-    right = [k for k, leg in enumerate(legs) if tensors_of_leg[leg] == [n, n + 1]]
+def _core(group: HDF5Item, n: int, a: Array, legs: Sequence[Index], owners: Sequence[list[int]], n_sites: int) -> Array:
+    """Return the core of tensor `n`; `owners` are the numbers of the tensors that have each of its legs."""
+    left, right, alone = ([k for k, of_leg in enumerate(owners) if of_leg == o] for o in ([n - 1, n], [n, n + 1], [n]))
     sites = [k for k in alone if len(alone) == n_sites or legs[k].dim > 1 or "Link" not in legs[k].tags]
     if len(sites) != n_sites:
         group.refuse(
@@ -271,7 +254,9 @@ def expect(group: HDF5Item, kind: str) -> None:
 def read_tensor(group: HDF5Item) -> tuple[Array, list[Index]]:
     """Return a tensor as a dense array, and its legs in the order of the file."""
     expect(group, "ITensor")
-    legs = _read_indices(group.child("inds"))
+    indices = group.child("inds")
+    expect(indices, "IndexSet")
+    legs = [_read_index(indices.child(f"index_{n}")) for n in range(1, indices.child("length").integer() + 1)]
     shape = tuple(leg.dim for leg in legs)
     storage = group.child("storage" if "storage" in group.names() else "store")
     stored = _LONG_NAMES.sub(r"ComplexF\1", storage.text_attribute("type", ""))
@@ -286,11 +271,6 @@ def read_tensor(group: HDF5Item) -> tuple[Array, list[Index]]:
     if data.size != math.prod(shape):
         storage.refuse(f"must hold {math.prod(shape)} numbers for its indices", str(data.size))
     return data.reshape(shape, order="F"), legs
-
-
-def _read_indices(group: HDF5Item) -> list[Index]:
-    expect(group, "IndexSet")
-    return [_read_index(group.child(f"index_{n}")) for n in range(1, group.child("length").integer() + 1)]
 
 
 def _read_index(group: HDF5Item) -> Index:
@@ -361,18 +341,14 @@ def write_tensor(parent: Any, name: str, a: Array, legs: Sequence[Index]) -> Non
     indices = start_group(group, "inds", "IndexSet")
     indices["length"] = np.int64(len(legs))
     for n, leg in enumerate(legs, start=1):
-        _write_index(indices, f"index_{n}", leg)
+        index = start_group(indices, f"index_{n}", "Index")
+        _write_text(index, "space_type", "Int")
+        index["id"] = np.uint64(leg.id)
+        for key, value in (("dim", leg.dim), ("dir", leg.dir), ("plev", leg.plev)):
+            index[key] = np.int64(value)
+        _write_text(start_group(index, "tags", "TagSet"), "tags", leg.tags, dataset=True)
     storage = start_group(group, "storage", f"Dense{{{_NAMES[a.dtype]}}}")
     storage["data"] = a.ravel(order="F")  # complex numbers are stored as pairs (r, i), as in Julia
-
-
-def _write_index(parent: Any, name: str, leg: Index) -> None:
-    group = start_group(parent, name, "Index")
-    _write_text(group, "space_type", "Int")
-    group["id"] = np.uint64(leg.id)
-    for key, value in (("dim", leg.dim), ("dir", leg.dir), ("plev", leg.plev)):
-        group[key] = np.int64(value)
-    _write_text(start_group(group, "tags", "TagSet"), "tags", leg.tags, dataset=True)
 
 
 def _write_text(group: Any, name: str, text: str, *, dataset: bool = False) -> None:

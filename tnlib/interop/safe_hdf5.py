@@ -149,11 +149,6 @@ class HDF5Item:
             self.refuse("must hold one integer", f"{value.dtype} of shape {value.shape}")
         return int(value.reshape(()))
 
-    def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
-        """Return a dense array of zeros, if a file of this size can need one."""
-        self.check_dense(shape, dtype)
-        return np.zeros(shape, dtype)
-
     def check_dense(self, shape: Sequence[int], dtype: DTypeLike) -> None:
         """Raise unless a dense array of this shape is one that a file of this size can need."""
         if len(shape) > _MAX_NDIM:

@@ -54,24 +54,18 @@ def project_value(function: str, value: Any, sites: Any) -> tuple[TensorTrain | 
 
 
 def _checked_sites(function: str, value: Any, sites: Any) -> list[Any]:
-    """Return one site per core of `value`, both validated."""
+    """Return one site per core of `value`, both validated: matching sizes, equal charges."""
     if not isinstance(value, TensorTrain | TTMatrix | Vidal):
         raise ArgumentTypeError(
             f"{function}: value must be a TensorTrain, a Vidal or a TTMatrix, got a {type(value).__name__}; "
             "pass a train, for example tnlib.tt_svd(x).value."
         )
-    if not isinstance(value, TTMatrix):
-        return _as_sites(function, sites, value.shape)
-    if value.row_shape != value.col_shape:
+    sizes = value.row_shape if isinstance(value, TTMatrix) else value.shape
+    if isinstance(value, TTMatrix) and sizes != value.col_shape:
         raise ArgumentError(
-            f"{function}: value must have as many rows as columns on every site, got {value.row_shape} and "
-            f"{value.col_shape}; TeNPy has one space per site."
+            f"{function}: value must have as many rows as columns on every site, got {sizes} and {value.col_shape}; "
+            "TeNPy has one space per site."
         )
-    return _as_sites(function, sites, value.row_shape)
-
-
-def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return one site per core, validated: matching sizes, equal charges."""
     npc = import_optional(function, "tenpy.linalg.np_conserved", PACKAGE)
     site = import_optional(function, "tenpy.networks.site", PACKAGE)
     if sites is None:
@@ -86,7 +80,7 @@ def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
         )
     if [entry.dim for entry in site_list] != list(sizes):
         raise ArgumentError(
-            f"{function}: sites must have the sizes {tuple(sizes)} of the legs, got "
+            f"{function}: sites must have the sizes {sizes} of the legs, got "
             f"{tuple(entry.dim for entry in site_list)}; pass one site per core."
         )
     if any(entry.leg.chinfo != site_list[0].leg.chinfo or isinstance(entry, site.GroupedSite) for entry in site_list):
@@ -100,7 +94,8 @@ def _as_sites(function: str, sites: Any, sizes: Sequence[int]) -> list[Any]:
 def _mps(function: str, value: TensorTrain | Vidal, sites: Sequence[Any], rtol: float | None) -> Any:
     mps = import_optional(function, "tenpy.networks.mps", PACKAGE)
     if isinstance(value, Vidal) and sites[0].leg.chinfo.qnumber == 0:
-        cores, spectra = _sorted(value.gammas, sites), [np.ones(1), *value.lambdas, np.ones(1)]
+        cores = [a[:, site.perm] for a, site in zip(value.gammas, sites, strict=True)]
+        spectra = [np.ones(1), *value.lambdas, np.ones(1)]
         charges, log_norm, forms = _no_charges(value.ranks), value.log_scale, ["G"] * len(cores)
     else:
         train = value.train() if isinstance(value, Vidal) else value
@@ -130,7 +125,7 @@ def _mpo(function: str, value: TTMatrix, sites: Sequence[Any], rtol: float | Non
         charges = sectors.charges
     cores = with_scale(function, value)
     if charges[0].shape[1] == 0:
-        cores = [_sorted([a], [site])[0][:, :, site.perm] for a, site in zip(cores, sites, strict=True)]
+        cores = [a[:, site.perm][:, :, site.perm] for a, site in zip(cores, sites, strict=True)]
     tensors = [
         _blocks(a, [(left, 1), (site.leg, 0), (site.leg.conj(), 0), (right, -1)], OPERATOR_LEGS)
         for a, left, site, right in zip(cores, charges, sites, charges[1:], strict=False)
@@ -168,7 +163,8 @@ def _orders(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> list[Array]:
 
 def _leg_charges(value: TensorTrain | TTMatrix, sites: Sequence[Any]) -> tuple[list[Array], Callable[[Array], Array]]:
     """Return the charges (n, number of charges) of the entries of every leg, of pairs for operators, and `valid`."""
-    charges, valid = [_charges(site) for site in sites], sites[0].leg.chinfo.make_valid
+    charges = [np.asarray(site.leg.to_qflat() * site.leg.qconj) for site in sites]
+    valid = sites[0].leg.chinfo.make_valid
     if isinstance(value, TTMatrix):
         return [valid((charge[:, None] - charge[None]).reshape(len(charge) ** 2, -1)) for charge in charges], valid
     return charges, valid
@@ -190,16 +186,6 @@ def _blocks(a: Array, legs: Sequence[tuple[Any, int]], labels: Sequence[str]) ->
     chinfo = next(leg.chinfo for leg, sign in legs if not sign)
     charges = [npc.LegCharge.from_qflat(chinfo, leg, sign).bunch()[1] if sign else leg for leg, sign in legs]
     return npc.Array.from_ndarray(a, charges, a.dtype, chinfo.make_valid(), labels=list(labels))
-
-
-def _sorted(cores: Sequence[Array], sites: Sequence[Any]) -> list[Array]:
-    """Return cores (l, n, ...) with n permuted to the order of the sites."""
-    return [a[:, site.perm] for a, site in zip(cores, sites, strict=True)]
-
-
-def _charges(site: Any) -> Array:
-    """Return the charges of the states of a site in physical order, (n, number of charges)."""
-    return np.asarray(site.leg.to_qflat() * site.leg.qconj)
 
 
 def _no_charges(ranks: Sequence[int]) -> list[Array]:

@@ -283,29 +283,32 @@ def _form(item: HDF5Item) -> Form:
 
 
 def _spectrum(item: HDF5Item) -> Array | None:
+    """Return the values on a bond; a matrix stays unread, because no state is made of it."""
     kind = _typed(item, "None", "array", "instance")
-    return None if kind == "None" else _numbers(item) if kind == "array" else _dense(item, None)
+    return None if kind == "None" else _numbers(item) if kind == "array" else np.empty((0, 0))
 
 
-def _dense(group: HDF5Item, labels: Sequence[str] | None) -> Array:
-    """Return an npc Array as a dense array, legs in the order of `labels`; a matrix without them."""
+def _dense(group: HDF5Item, labels: Sequence[str]) -> Array:
+    """Return an npc Array as a dense array, legs in the order of `labels`."""
     _class(group, "Array")
     cuts = [_cuts(leg) for leg in _items(group.child("legs"))]
     blocks = [_numbers(block) for block in _items(group.child("blocks"))]
-    stored_labels = [_text(label) for label in _items(group.child("labels"))] if labels else []
-    if sorted(stored_labels) != sorted(labels or []):
+    stored_labels = [_text(label) for label in _items(group.child("labels"))]
+    if sorted(stored_labels) != sorted(labels):
         group.refuse(
-            f"must be a tensor with legs {', '.join(labels or [])}",
+            f"must be a tensor with legs {', '.join(labels)}",
             ", ".join(stored_labels),
             "only pure states and operators are trains",
         )
-    n_legs = len(labels or "12")
+    n_legs = len(labels)
     if len(cuts) != n_legs:
         group.refuse(f"must have {n_legs} legs", str(len(cuts)))
     positions = _integers(group.child("block_inds"), 2) if blocks else np.zeros((0, n_legs), int)
     if positions.shape != (len(blocks), n_legs):
         group.refuse(f"must hold the positions of {len(blocks)} blocks on {n_legs} legs", f"shape {positions.shape}")
-    out = group.zeros([cut[-1] for cut in cuts], np.result_type(*blocks) if blocks else float)
+    shape, dtype = [cut[-1] for cut in cuts], np.result_type(*blocks) if blocks else np.dtype(float)
+    group.check_dense(shape, dtype)
+    out = np.zeros(shape, dtype)
     for block, position in zip(blocks, positions.tolist(), strict=True):
         if any(not 0 <= q < len(cut) - 1 for cut, q in zip(cuts, position, strict=True)):
             group.refuse("must hold blocks at positions that its legs have", f"one at {position}")
@@ -313,7 +316,7 @@ def _dense(group: HDF5Item, labels: Sequence[str] | None) -> Array:
         if region.shape != block.shape:
             group.refuse("must hold blocks that fit its legs", f"one of shape {block.shape} for {region.shape}")
         region[...] = block
-    return out.transpose([stored_labels.index(label) for label in labels]) if labels else out
+    return out.transpose([stored_labels.index(label) for label in labels])
 
 
 def _cuts(leg: HDF5Item) -> list[int]:

@@ -23,7 +23,7 @@ from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib._validate import import_optional
 from tnlib.formats.cp.format import CP
-from tnlib.formats.train.cores import find_center
+from tnlib.formats.train.cores import diagonal_core, find_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import TTMatrix
 from tnlib.formats.train.tt_svd import tt_svd
@@ -214,7 +214,7 @@ def from_tntorch(obj: Any) -> TensorTrain | TTMatrix | CP:
         cores[k] = np.moveaxis(np.tensordot(u, cores[k], (1, -2)), 0, -2)  # (l) n [s] r
     if not is_matrix and all(core.ndim == 2 for core in cores):
         return CP(np.ones(cores[0].shape[1], cores[0].real.dtype), cores)
-    cores = [core if core.ndim == 3 + is_matrix else _diagonal_core(core) for core in cores]
+    cores = [core if core.ndim == 3 + is_matrix else diagonal_core(core) for core in cores]
     cores[0] = cores[0].sum(axis=0, keepdims=True)  # 1 n r
     cores[-1] = cores[-1].sum(axis=-1, keepdims=True)  # l n 1
     return _train("from_tntorch", cores)
@@ -410,14 +410,6 @@ def _train(function: str, arrays: Sequence[Any]) -> TensorTrain | TTMatrix:
             "in TensorLy, wrap weights and factors in a CPTensor, a core and factors in a TuckerTensor."
         )
     return (TensorTrain if n_legs == {3} else TTMatrix)(cores, find_center(cores))
-
-
-def _diagonal_core(factor: Array) -> Array:
-    """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R), diagonal in its bonds."""
-    rank = factor.shape[-1]
-    core = np.zeros((rank, *factor.shape), factor.dtype)
-    core[np.arange(rank), ..., np.arange(rank)] = np.moveaxis(factor, -1, 0)
-    return core
 
 
 def _to_torch(arrays: Sequence[Array]) -> list[Any]:

@@ -14,14 +14,14 @@ _DENSE = 256  # size up to which LAPACK needs no longer than ARPACK
 _DENSE_AT_MOST = 1024  # size up to which LAPACK is the resort where ARPACK does not converge; it then takes a second
 _KRYLOV = 40  # dimension of the Krylov spaces
 _RESTARTS = 100  # random and physical maps converge within 30
-_SPARE = 2  # eigenvalues beyond those that are returned: of close moduli ARPACK may miss the last ones
+_ITERATED = 4  # eigenvalues, of which two are returned: of close moduli ARPACK may miss the last ones
 
 
 @single_threaded_blas
 def leading_moduli(
-    apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any], *, count: int = 2, nilpotency_bound: int = 1
-) -> Array:
-    """Return the `count` largest moduli of eigenvalues of a linear map, descending; zeros beyond its `size`.
+    apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any], *, nilpotency_bound: int
+) -> tuple[float, float]:
+    """Return the two largest moduli of eigenvalues of a linear map, descending; zero beyond its `size`.
 
     `apply` maps vectors (size,) of `dtype`, float64 or complex128. If the map were nilpotent it would vanish after
     `nilpotency_bound` steps. As many are tried, because eigenvalues of a nilpotent map of large index cannot be
@@ -31,15 +31,16 @@ def leading_moduli(
     if size <= _DENSE:
         moduli = _dense_moduli(apply, size, dtype)
     elif _vanishes(apply, size, dtype, nilpotency_bound):
-        moduli = np.zeros(count)
+        return 0.0, 0.0
     else:
         try:
-            moduli = _iterated_moduli(apply, size, dtype, count + _SPARE)
+            moduli = _iterated_moduli(apply, size, dtype)
         except np.linalg.LinAlgError:
             if size > _DENSE_AT_MOST:
                 raise
             moduli = _dense_moduli(apply, size, dtype)
-    return np.pad(moduli[:count], (0, max(0, count - len(moduli))))
+    first, second = [*moduli.tolist(), 0.0][:2]
+    return float(first), float(second)
 
 
 def _dense_moduli(apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any]) -> Array:
@@ -59,14 +60,14 @@ def _vanishes(apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any], 
     return False
 
 
-def _iterated_moduli(apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any], count: int) -> Array:
+def _iterated_moduli(apply: Callable[[Array], Array], size: int, dtype: np.dtype[Any]) -> Array:
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
     linear = LinearOperator((size, size), matvec=apply, dtype=dtype)
     start = _random_vector(size, dtype)
     try:
         with single_threaded_scipy():
-            values = eigs(linear, k=count, ncv=_KRYLOV, v0=start, maxiter=_RESTARTS, return_eigenvectors=False)
+            values = eigs(linear, k=_ITERATED, ncv=_KRYLOV, v0=start, maxiter=_RESTARTS, return_eigenvectors=False)
     except ArpackError as error:
         raise np.linalg.LinAlgError(str(error)) from None
     return np.sort(np.abs(values))[::-1]

@@ -144,11 +144,18 @@ def project(e: Array, a: Array, *, size: float | None = None, negligible: float)
     it is known.
     """
     projected = adjoint_times(e, a.reshape(1, *a.shape)).reshape(e.shape[1], -1)  # r [m] n
-    square = (norm(a) if size is None else size) ** 2
-    difference = max(0.0, square - norm(projected) ** 2) + _ROUNDING * square
-    if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
-        return projected, math.sqrt(difference)
-    return projected, residual_norm(a, e, projected)
+    error = projection_error((norm(a) if size is None else size) ** 2, norm(projected) ** 2, negligible)
+    return projected, residual_norm(a, e, projected) if error is None else error
+
+
+def projection_error(square: float, kept: float, negligible: float) -> float | None:
+    """Return the error of a projection of a matrix, from the squares of the norms of both.
+
+    None where their difference is not above roundoff, unless roundoff is `negligible`.
+    """
+    difference = max(0.0, square - kept) + _ROUNDING * square
+    resolved = difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible
+    return math.sqrt(difference) if resolved else None
 
 
 def residual_norm(a: Array, left: Array, right: Array) -> float:

@@ -28,6 +28,12 @@ def matrix_from(x: Array, legs: Sequence[int]) -> Array:
     return np.moveaxis(x, legs, range(-len(legs), 0)).reshape(-1, columns)
 
 
+def matrix_onto(x: Array, legs: Sequence[int]) -> Array:
+    """Return `x` as the matrix (`legs`, other legs), which maps all others to the group `legs`."""
+    rows = math.prod(x.shape[k] for k in legs)
+    return np.moveaxis(x, legs, range(len(legs))).reshape(rows, -1)
+
+
 def khatri_rao(factors: Sequence[Array]) -> Array:
     """Return the column-wise Kronecker product (n[0] n[1] ..., R) of factors (n[k], R)."""
     out = factors[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,20 +151,21 @@ def sampled_range(a: Array, *, limit: float) -> Array | None:
     no low rank within the Frobenius norm `limit`. The caller must verify the result: rows outside the sample may
     matter.
     """
-    rows = sampled_rows(a, limit=limit, most=len(a))
+    rows = sampled_rows(a.__getitem__, a.shape, limit=limit, most=len(a))
     return None if rows is None else times_adjoint(a, rows)  # m [n] l
 
 
-def sampled_rows(a: Array, *, limit: float, most: int) -> Array | None:
+def sampled_rows(take: Callable[[Array], Array], shape: tuple[int, ...], *, limit: float, most: int) -> Array | None:
     """Return orthonormal rows (l, n) that span a sample of rows within `limit`, or None if l were not small.
 
-    `a` (m, n) is anything from which rows can be taken by an array of indices, `most` of them at a time.
+    `take` returns rows of a matrix of `shape` (m, n) by an array of ascending numbers, up to `most` of them.
     """
-    m, n = a.shape
+    m, n = shape
     rng = np.random.default_rng(0)  # the same input gives the same output
     count = LEAST_ROWS
     while 2 * count <= m and count <= most:
-        sample = a[np.sort(rng.choice(m, count, replace=False))].astype(np.result_type(a.dtype, np.float64), copy=False)
+        sample = take(np.sort(rng.choice(m, count, replace=False)))
+        sample = sample.astype(np.result_type(sample, np.float64), copy=False)
         scale = math.sqrt(m / count)  # the norms of the sample times this estimate those of the matrix
         svd, floor = _decompose(sample, limit / scale)
         tails = tail_norms(svd.s) * scale

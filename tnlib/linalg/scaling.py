@@ -210,17 +210,14 @@ def shift(a: Array, e: int | Array) -> Array:
             return a
         e = max(-_FAR, min(_FAR, e))
     if not isinstance(a, np.ndarray):
-        return _shift_by_steps(a, e) if isinstance(e, int) else a * _powers_of_two(a, e)
+        if isinstance(e, int):
+            return _shift_by_steps(a, e)
+        return a * from_host(np.ldexp(np.ones(1, np.finfo(dtype_of(a)).dtype), e), a)
     if a.dtype.kind == "c":
         out = np.empty_like(a)
         out.real, out.imag = np.ldexp(a.real, e), np.ldexp(a.imag, e)
         return out
     return np.asarray(np.ldexp(a, e))
-
-
-def _powers_of_two(a: AnyArray, e: Array) -> AnyArray:
-    """Return 2**`e` in the library and the real precision of `a`."""
-    return from_host(np.ldexp(np.ones(1, np.finfo(dtype_of(a)).dtype), e), a)
 
 
 def shift_in_range(a: Array, e: int | Array, subject: str, advice: str) -> Array:

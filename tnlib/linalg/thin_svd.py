@@ -9,7 +9,7 @@ import numpy as np
 
 from tnlib._array_api import AnyArray, namespace, records_gradient, to_host
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.orthogonal import orthonormal_rows, qr_positive, r_factor
 from tnlib.linalg.scaling import norm, shift
@@ -84,16 +84,14 @@ class LeftSingularVectors(NamedTuple):
     rest: Array  # u^H a, (r, n)
 
 
-def truncated_svd(
-    a: Array, budget: TruncationBudget, max_rank: MaxRank, *, diagonal: bool = False
-) -> LeftSingularVectors:
+def truncated_svd(a: Array, budget: TruncationBudget, *, diagonal: bool = False) -> LeftSingularVectors:
     """Return the leading singular vectors of `a` (m, n), of numpy or another library, at the rank of the budget.
 
     With `diagonal` the singular values will stay on a diagonal between the bases (`equality_tolerance`).
     """
     u, s, vh = _svd_of_tall(a)
     values = to_host(s)
-    rank = budget.truncate(values, max_rank=max_rank)
+    rank = budget.truncate(values)
     u, values = u[:, :rank], values[:rank]
     change = canonical_basis_change(u, values, budget.dtype, diagonal=diagonal)
     return LeftSingularVectors(change.columns(u), values, change.rows(s[:rank, None] * vh[:rank, :]))

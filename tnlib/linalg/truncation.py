@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tnlib._array_api import eps
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array, Caps
 
 # Singular values below this many eps of the norm are rounding errors: of the entries, and of every factorization.
 # Trains of 24 cores, contracted, have been measured to carry sixteen; this is twice that.
@@ -94,6 +94,7 @@ class TruncationBudget:
     rtol: float | None  # relative tolerance of the whole; None keeps numerical ranks
     sides: Sequence[int]  # per truncation, the smaller dimension of the unfolding of the whole tensor that it cuts
     dtype: np.dtype[Any]  # of the tensor
+    max_rank: Caps = None  # cap of all truncations, or of each of them
     degeneracy_tol: float = 0.0  # relative difference of neighbouring values that are kept or discarded together
     records: list[Truncation] = field(default_factory=list, init=False)
     estimate: ClassVar[str | None] = None  # note on an estimated error; here it is known
@@ -122,31 +123,29 @@ class TruncationBudget:
         """Errors below this are roundoff, and need not be known to a few percent."""
         return noise_level(self.norm, self.dtype, 1)
 
-    def admits(self, error_estimate: float, max_rank: MaxRank) -> bool:
+    @property
+    def cap(self) -> int | None:
+        """Maximal rank of the next truncation."""
+        return self.max_rank[len(self.records)] if isinstance(self.max_rank, tuple) else self.max_rank
+
+    def admits(self, error_estimate: float) -> bool:
         """Test if singular values with this error estimate may determine the next rank; a `trial` tests if they did."""
-        return max_rank is not None or error_estimate <= self.threshold
+        return self.cap is not None or error_estimate <= self.threshold
 
     def truncate(
-        self,
-        s: Array,
-        *,
-        max_rank: MaxRank = None,
-        error_estimate: float = 0.0,
-        discarded: float = 0.0,
-        resolution: float = 0.0,
+        self, s: Array, *, error_estimate: float = 0.0, discarded: float = 0.0, resolution: float = 0.0
     ) -> int:
         """Return the number of singular values `s`, descending, to keep, and record the truncation.
 
         `error_estimate` is that of the tail norms, as from `left_svd`, and counts as discarded. `discarded` is the
         Frobenius norm of singular values that are not in `s`, `resolution` the relative difference of equal values.
         """
-        if isinstance(max_rank, tuple):
-            max_rank = max_rank[len(self.records)]
         values = s.tolist()
+        cap = self.cap or len(values)
         noise = noise_level(self.norm, self.dtype, self.sides[len(self.records)])
         share = noise if self.rtol is None else self._share(self.rtol)
         keeps_last = math.sqrt(values[-1] * values[-1]) > share  # as `_rank_within`: the square may be 0
-        if keeps_last and not (error_estimate or discarded) and (max_rank or len(values)) >= len(values):
+        if keeps_last and not (error_estimate or discarded) and cap >= len(values):
             self.records.append(Truncation(len(values), 0.0, 0.0, share**2, False, False))
             return len(values)
         if self.rtol is None:
@@ -157,7 +156,6 @@ class TruncationBudget:
             optimistic = needed = _rank_within(values, share)
             if error_estimate or discarded:
                 needed = _rank_within(values, math.sqrt(max(0.0, allowed - error_estimate**2 - discarded**2)))
-        cap = len(values) if max_rank is None else max_rank
         rank = min(needed, cap)
         if self.degeneracy_tol:
             rank = self._between_groups(values, rank, cap, noise)

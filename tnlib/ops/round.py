@@ -62,13 +62,9 @@ def round(
     advice = "pass sum(t), or tnlib.round_randomized(t)" if isinstance(t, list | tuple) else advice
     lower_ranks = require("round", "round", "t", t, advice)
     check_bonds("round", max_rank, len(t.cores) - 1 if isinstance(t, TensorTrain | TTMatrix) else None)
-    options = _group_options(t, degeneracy_tol)
-    value, budget = lower_ranks(t, rtol, max_rank, **options)
-    return report("round", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
-
-
-def _group_options(t: Format, degeneracy_tol: float) -> dict[str, float]:
     tolerance = as_degeneracy_tol("round", degeneracy_tol)
     if tolerance and not isinstance(t, TensorTrain | TTMatrix):
         raise wrong_type("round", "t", "a TensorTrain or TTMatrix with degeneracy_tol", t, "leave degeneracy_tol out")
-    return {"degeneracy_tol": tolerance} if tolerance else {}
+    options = {"degeneracy_tol": tolerance} if tolerance else {}
+    value, budget = lower_ranks(t, rtol, max_rank, **options)
+    return report("round", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))

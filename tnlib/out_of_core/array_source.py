@@ -75,7 +75,7 @@ class ArraySource:
     @property
     def axes_by_stride(self) -> tuple[int, ...]:
         """Axes from the one with the largest steps in storage to the contiguous one."""
-        return tuple(range(len(self.shape)))
+        return axes_by_stride(self._x) if isinstance(self._x, np.ndarray) else tuple(range(len(self.shape)))
 
     def identity(self) -> dict[str, Any]:
         """Return what distinguishes this array from others, as JSON."""
@@ -126,15 +126,6 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | np.integer) and bool(value > 0)
 
 
-class ArrayInMemory(ArraySource):
-    """An array in memory, in any order, read without a copy."""
-
-    @property
-    def axes_by_stride(self) -> tuple[int, ...]:
-        """Axes from the one with the largest steps in storage to the contiguous one."""
-        return axes_by_stride(self._x)
-
-
 def axes_by_stride(x: Array) -> tuple[int, ...]:
     """Return the axes of an array from the one with the largest steps to the one with the smallest."""
     return tuple(sorted(range(x.ndim), key=lambda a: (-abs(x.strides[a]), a)))
@@ -143,9 +134,14 @@ def axes_by_stride(x: Array) -> tuple[int, ...]:
 def with_paired_legs(a: Any, rows: Sequence[int], columns: Sequence[int]) -> Any:
     """Return a matrix as the tensor (m[0], n[0], m[1], n[1], ...), which reads what is sliced and nothing else."""
     if isinstance(a, np.ndarray):  # a view, of a map too: splitting legs never copies
-        d = len(rows)
-        return a.reshape(*rows, *columns).transpose([k + side for k in range(d) for side in (0, d)])
+        return pair_legs(a, rows, columns)
     return SplitMatrix(a, rows, columns)
+
+
+def pair_legs(a: Array, rows: Sequence[int], columns: Sequence[int]) -> Array:
+    """Return a matrix as the array (m[0], n[0], m[1], n[1], ...) of legs of these sizes."""
+    d = len(rows)
+    return a.reshape(*rows, *columns).transpose([k + side for k in range(d) for side in (0, d)])
 
 
 class SplitMatrix:
@@ -160,9 +156,7 @@ class SplitMatrix:
         row_slices, column_slices = index[::2], index[1::2]
         row_runs, column_runs = flat_ranges(self._rows, row_slices), flat_ranges(self._columns, column_slices)
         out = np.block([[np.asarray(self._a[i:j, k:l]) for k, l in column_runs] for i, j in row_runs])
-        widths = [part.stop - part.start for part in (*row_slices, *column_slices)]
-        d = len(self._rows)
-        return out.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+        return pair_legs(out, *([part.stop - part.start for part in parts] for parts in (row_slices, column_slices)))
 
 
 def flat_ranges(sizes: Sequence[int], slices: Sequence[slice]) -> list[tuple[int, int]]:

@@ -75,17 +75,52 @@ class DaskExecutor:
         from distributed import KilledWorker
 
         with self._connected():
-            error = Patience(self._client).error_of(future)
+            error = self._error_of(future)
             if error is None:
                 return future.result()
             if isinstance(error, KilledWorker):
                 raise error
         raise error
 
-    def _connected(self) -> Any:
+    def _error_of(self, future: Any) -> BaseException | None:
+        """Return the error of a future, None if it has a result; TimeoutError after a minute without workers."""
+        silent_since: float | None = None
+        while True:
+            try:
+                error: BaseException | None = future.exception(timeout=POLL)
+            except TimeoutError:
+                if self._client.nthreads():
+                    silent_since = None
+                elif silent_since is None:
+                    silent_since = time.monotonic()
+                elif time.monotonic() - silent_since > _GRACE:
+                    raise TimeoutError("no worker is left") from None
+            else:
+                return error
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Turn errors of the connection to workers inside the block into one sentence."""
+        from concurrent.futures import CancelledError
+
+        from distributed import KilledWorker
+        from distributed import client as client_module
+
+        closed = getattr(client_module, "ClosedClientError", CancelledError)  # of newer versions
         workers = str(getattr(self._client.scheduler, "address", "the client"))
-        advice = "start them again, and repeat the call: it resumes from the folder of storage"
-        return connected(self._function, workers, memory="lower storage.memory", advice=advice)
+        try:
+            yield
+        except KilledWorker:
+            raise ClusterError(
+                f"{self._function}: a task must not end its worker, got the end of several workers of {workers} in the "
+                "same task; their memory may be too small: lower storage.memory."
+            ) from None
+        except (CancelledError, closed, OSError) as problem:
+            reason = str(problem).rstrip(".") or type(problem).__name__
+            raise ClusterError(
+                f"{self._function}: the workers of {workers} must stay until the end, got {reason}; start them again, "
+                "and repeat the call: it resumes from the folder of storage."
+            ) from None
 
 
 def _delayed_pass(job: TilePass) -> tuple[list[Any], list[tuple[int, Any]]]:
@@ -192,63 +227,3 @@ def _open_hdf5(function: str, parameter: str, file: str, name: str) -> Any:
             f"{function}: {parameter} must be a dataset that all workers can open, got {problem}; place the file on a "
             "shared file system, and close it where it is written."
         ) from None
-
-
-@contextmanager
-def connected(function: str, workers: str, *, memory: str, advice: str) -> Iterator[None]:
-    """Turn errors of the connection to workers inside the block into one sentence.
-
-    Parameters
-    ----------
-    function, workers
-        Name of the caller's function, and of the workers.
-    memory
-        What to do about too little memory.
-    advice
-        What to do about the loss of all workers.
-    """
-    from concurrent.futures import CancelledError
-
-    from distributed import KilledWorker
-    from distributed import client as client_module
-
-    closed = getattr(client_module, "ClosedClientError", CancelledError)  # of newer versions
-    try:
-        yield
-    except KilledWorker:
-        raise ClusterError(
-            f"{function}: a task must not end its worker, got the end of several workers of {workers} in the same "
-            f"task; their memory may be too small: {memory}."
-        ) from None
-    except (CancelledError, closed, OSError) as problem:
-        reason = str(problem).rstrip(".") or type(problem).__name__
-        raise ClusterError(
-            f"{function}: the workers of {workers} must stay until the end, got {reason}; {advice}."
-        ) from None
-
-
-class Patience:
-    """Waits for a client, and raises TimeoutError when it has had no workers for a minute."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._silent_since: float | None = None
-
-    def error_of(self, future: Any) -> BaseException | None:
-        """Return the error of a future, None if it has a result."""
-        while True:
-            try:
-                error: BaseException | None = future.exception(timeout=POLL)
-            except TimeoutError:
-                self.check()
-            else:
-                return error
-
-    def check(self) -> None:
-        """Raise if there are no workers, and have not been for a minute."""
-        if self._client.nthreads():
-            self._silent_since = None
-        elif self._silent_since is None:
-            self._silent_since = time.monotonic()
-        elif time.monotonic() - self._silent_since > _GRACE:
-            raise TimeoutError("no worker is left")

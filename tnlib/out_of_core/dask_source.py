@@ -13,7 +13,7 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
-from tnlib.out_of_core.array_source import ArraySource, Tile, flat_ranges
+from tnlib.out_of_core.array_source import ArraySource, Tile, flat_ranges, pair_legs
 from tnlib.out_of_core.mapped_file import open_source
 
 _HELD_HERE = ("_x", "_client", "_chunks")  # what workers do not need
@@ -139,9 +139,8 @@ class DaskSource(ArraySource):
         """Return the array of a tile from the nested lists of its parts."""
         a = _joined(chunks, 2 if self._legs is not None else len(tile))
         if self._legs is not None:
-            d, paired = len(self._legs[0]), self._in_first_order(tile)
-            widths = [stop - start for start, stop in (*paired[::2], *paired[1::2])]
-            a = a.reshape(widths).transpose([k + side for k in range(d) for side in (0, d)])
+            widths = [stop - start for start, stop in self._in_first_order(tile)]
+            a = pair_legs(a, widths[::2], widths[1::2])
         return a if self._order is None else a.transpose(self._order)
 
     def _in_first_order(self, tile: Tile) -> Tile:

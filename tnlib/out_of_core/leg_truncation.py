@@ -16,10 +16,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times, gram, residual_norm
 from tnlib.linalg.gram_svd import LeftSVD, gram_resolution, svd_of_gram
+from tnlib.linalg.multilinear import matrix_onto
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import in_safe_range, shift, squares
 from tnlib.linalg.thin_svd import thin_svd
@@ -44,18 +45,18 @@ class LegSVD(NamedTuple):
 
 
 def truncate_legs(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
+    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget
 ) -> tuple[Array, Array]:
     """Return orthonormal columns E (q, r) for the next truncation of `budget`, and the projected array (r, others)."""
 
     def choose(svd: LeftSVD) -> int:
-        return budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+        return budget.truncate(svd.s, error_estimate=svd.error_estimate)
 
     def basis_of(svd: LeftSVD, rank: int) -> Array:
         u, s = svd.u[:, :rank], svd.s[:rank]
         return canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate != 0.0).columns(u)
 
-    spectrum = first_svd(passes, source, legs, budget, max_rank)
+    spectrum = first_svd(passes, source, legs, budget)
     _, basis, projected = project_truncated(passes, source, legs, spectrum, budget, choose, basis_of)
     return basis, projected
 
@@ -108,12 +109,10 @@ def project_truncated(
         spectrum = _scaled_svd(passes, source, legs, budget, exact=True)
 
 
-def first_svd(
-    passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
-) -> LegSVD:
+def first_svd(passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget) -> LegSVD:
     """Return the left SVD of legs from a Gram matrix, or from triangular factors if it would miss the tolerance."""
     rows = int(np.prod([source.shape[a] for a in legs]))
-    exact = max_rank is None and _RESOLVED * gram_resolution(rows) * budget.norm > budget.threshold
+    exact = budget.cap is None and _RESOLVED * gram_resolution(rows) * budget.norm > budget.threshold
     return _scaled_svd(passes, source, legs, budget, exact=exact)
 
 
@@ -121,30 +120,25 @@ def _scaled_svd(
     passes: Passes, source: ArraySource, legs: Sequence[int], budget: TruncationBudget, *, exact: bool
 ) -> LegSVD:
     """Return `_svd_of_legs`; the first one determines the scale of the source and the norm of the budget."""
-    spectrum = _svd_of_legs(passes, source, legs, exact=exact)
-    if not budget.records and source.exponent == 0:
-        spectrum = _set_scale(source, spectrum)
-        budget.norm = spectrum.norm
-    return spectrum
-
-
-def _set_scale(source: ArraySource, spectrum: LegSVD) -> LegSVD:
-    """Set the exponent of `source` by its norm in `spectrum`, and return `spectrum` at that scale."""
-    if spectrum.norm > 0 and not (spectrum.exponent == 0 and in_safe_range(spectrum.norm, source.size, source.dtype)):
-        source.exponent = spectrum.exponent + math.frexp(spectrum.norm)[1]
-    by = spectrum.exponent - source.exponent
-    svd = spectrum.svd._replace(s=shift(spectrum.svd.s, by), error_estimate=math.ldexp(spectrum.svd.error_estimate, by))
-    return LegSVD(svd, math.ldexp(spectrum.norm, by), 0)
+    svd, norm, exponent = spectrum = _svd_of_legs(passes, source, legs, exact=exact)
+    if budget.records or source.exponent:
+        return spectrum
+    if norm > 0 and not (exponent == 0 and in_safe_range(norm, source.size, source.dtype)):
+        source.exponent = exponent + math.frexp(norm)[1]
+    by = exponent - source.exponent
+    budget.norm = math.ldexp(norm, by)
+    return LegSVD(LeftSVD(svd.u, shift(svd.s, by), math.ldexp(svd.error_estimate, by)), budget.norm, 0)
 
 
 def _svd_of_legs(passes: Passes, source: ArraySource, legs: Sequence[int], *, exact: bool) -> LegSVD:
     """Return the left SVD of the matrix with rows `legs`, by triangular factors if `exact`, else by Gram matrices."""
 
     def work(data: TileData) -> Partial:
-        a = matrix_of(data.array, legs)
+        a = matrix_onto(data.array, legs)
         out = {"exponent": np.array(data.exponent), "square": np.array(data.square)}
         if exact:
-            return out | {"factor": r_factor(_in_double(a).conj().T)}
+            wide = a.astype(np.result_type(a, np.float64), copy=False)
+            return out | {"factor": r_factor(wide.conj().T)}
         return out | {"gram": gram(np.ascontiguousarray(a)[None])}
 
     total = passes.reduce(source, passes.tiles(source, legs), work, _combine_scaled)
@@ -184,7 +178,7 @@ def _project_legs(
     out = passes.new_array((rank, *(source.shape[a] for a in others)), dtype)
 
     def work(data: TileData) -> Partial:
-        a = np.ascontiguousarray(matrix_of(data.array, legs))
+        a = np.ascontiguousarray(matrix_onto(data.array, legs))
         projected = adjoint_times(basis, a[None])[0]  # r [(legs)] (others)
         residual = residual_norm(a, basis, projected) if measured else 0.0
         sums = {"kept": squares(projected) * 4.0**data.exponent, "residual": residual**2 * 4.0**data.exponent}
@@ -200,13 +194,3 @@ def _project_legs(
     if measured:
         return out, math.sqrt(total["residual"])
     return out, math.sqrt(max(0.0, norm**2 - float(total["kept"])) + _ROUNDING * norm**2)
-
-
-def matrix_of(a: Array, legs: Sequence[int]) -> Array:
-    """Return an array as the matrix (legs, other legs)."""
-    rows = math.prod(a.shape[k] for k in legs)
-    return np.moveaxis(a, legs, range(len(legs))).reshape(rows, -1)
-
-
-def _in_double(a: Array) -> Array:
-    return a.astype(np.result_type(a, np.float64), copy=False)

@@ -15,7 +15,7 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import is_mapped
-from tnlib.out_of_core.array_source import ArrayInMemory, ArraySource, axes_by_stride
+from tnlib.out_of_core.array_source import ArraySource, axes_by_stride
 
 _SHORTEST_RUN = 1 << 12  # bytes that are contiguous in a file; shorter runs are copied from the map
 
@@ -40,11 +40,6 @@ class MappedFile(ArraySource):
         self._file = _open_same_file(x, self._position)
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
-
-    @property
-    def axes_by_stride(self) -> tuple[int, ...]:
-        """Axes from the one with the largest steps in storage to the contiguous one."""
-        return axes_by_stride(self._x)
 
     def identity(self) -> dict[str, Any]:
         """Return path, size and time of the last change too."""
@@ -72,14 +67,11 @@ class MappedFile(ArraySource):
         widths = [part.stop - part.start for part in index]
         runs = _contiguous_axes(self._x, widths)
         if self._file is None or math.prod(widths[a] for a in runs) * self._x.itemsize < _SHORTEST_RUN:
-            return self._copy_from_map(index)
+            out = np.array(self._x[index])
+            if getattr(self._x, "mode", "") != "c" and hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED)  # private pages of mode "c" hold the changes of the caller
+            return out
         return self._read_runs(index, widths, runs)
-
-    def _copy_from_map(self, index: tuple[slice, ...]) -> Array:
-        out = np.array(self._x[index])
-        if getattr(self._x, "mode", "") != "c" and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)  # private pages of mode "c" hold the changes of the caller
-        return out
 
     def _read_runs(self, index: tuple[slice, ...], widths: Sequence[int], runs: Sequence[int]) -> Array:
         """Read the runs along the axes `runs`, from slow to fast, one for each index of the other axes."""
@@ -164,4 +156,4 @@ def open_source(function: str, parameter: str, x: Any) -> ArraySource:
     """Return the source of an array or of anything with shape, dtype and slicing."""
     if is_mapped(x) and not any(step < 0 for step in x.strides):
         return MappedFile(function, parameter, x)
-    return ArrayInMemory(function, parameter, x) if isinstance(x, np.ndarray) else ArraySource(function, parameter, x)
+    return ArraySource(function, parameter, x)

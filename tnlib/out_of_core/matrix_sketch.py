@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array
-from tnlib.linalg.multilinear import solve_tall
+from tnlib._typing import Array, MaxRank
+from tnlib.linalg.multilinear import matrix_onto, solve_tall
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import largest, norm, shift
@@ -34,6 +34,7 @@ from tnlib.linalg.threads import parallel_matmul
 from tnlib.linalg.truncation import TruncationBudget
 from tnlib.out_of_core.array_source import Tile
 from tnlib.out_of_core.one_read import OneRead
+from tnlib.out_of_core.tiles import block_index
 
 ERROR_ROWS = 32  # q
 FACTOR, CONFIDENCE = 1.6, 99  # c, and the probability in percent that the formula above then gives
@@ -56,14 +57,15 @@ class SketchedMatrix:
 
     def __init__(self, read: OneRead, row_legs: Sequence[int], rank: int) -> None:
         layout = MatrixLayout(read, row_legs)
-        k, l = sketch_sizes(layout, rank)
+        k = min(2 * rank + 1, layout.m, layout.n)
+        l = min(2 * k + 1, layout.m)
         read.refuse_large(2 * k * (layout.m + layout.n), 2 * (l + ERROR_ROWS) * (layout.m + layout.n))
         columns, rows = ColumnSketch(layout, k), RowSketch(layout, "P", l)
         self._error = RowSketch(layout, "T", ERROR_ROWS)
         sums = LinearSums([columns.sum, rows.sum, self._error.sum])
         for tile, a in read.tiles():
             if (scaled := sums.scaled(a)) is not None:
-                matrix = np.ascontiguousarray(layout.matrix(scaled))
+                matrix = np.ascontiguousarray(matrix_onto(scaled, layout.rows))
                 for sketch in (columns, rows, self._error):
                     sketch.add(tile, matrix)
         sums.normalize()
@@ -77,40 +79,23 @@ class SketchedMatrix:
         test, product = self._error.matrices()
         return estimated_error(product - parallel_matmul(parallel_matmul(test, left), right)) / self.norm
 
-    def budget(self, rtol: float | None, sides: Sequence[int], dtype: np.dtype[np.generic]) -> TruncationBudget:
+    def budget(
+        self, rtol: float | None, sides: Sequence[int], dtype: np.dtype[np.generic], max_rank: MaxRank
+    ) -> TruncationBudget:
         """Return what truncations may discard beside the error of the sketch, so that both are within `rtol`."""
         if rtol is not None:
             rtol = math.sqrt(max(0.0, rtol**2 - self.relative_error(self.left, self.right) ** 2))
-        return TruncationBudget(self.norm, rtol, sides, dtype)
+        return TruncationBudget(self.norm, rtol, sides, dtype, max_rank)
 
 
 class MatrixLayout:
     """An array as a matrix: the legs that form the rows, and the others, which form the columns."""
 
     def __init__(self, read: OneRead, row_legs: Sequence[int]) -> None:
-        self.shape, self.dtype = read.shape, np.result_type(read.dtype, np.float64)
-        self.rows = tuple(row_legs)
-        self.columns = tuple(k for k in range(len(self.shape)) if k not in self.rows)
-        self.row_sizes = tuple(self.shape[k] for k in self.rows)
-        self.column_sizes = tuple(self.shape[k] for k in self.columns)
+        self.dtype, self.rows = np.result_type(read.dtype, np.float64), tuple(row_legs)
+        self.columns = tuple(k for k in range(len(read.shape)) if k not in self.rows)
+        self.row_sizes, self.column_sizes = (tuple(read.shape[k] for k in legs) for legs in (self.rows, self.columns))
         self.m, self.n = math.prod(self.row_sizes), math.prod(self.column_sizes)
-
-    def matrix(self, a: Array) -> Array:
-        """Return a tile as a matrix."""
-        widths = [a.shape[k] for k in self.rows]
-        return a.transpose(*self.rows, *self.columns).reshape(math.prod(widths), -1)
-
-    def random_rows(self, name: str, count: int) -> Array:
-        """Return a Gaussian matrix (count, rows) with the row legs apart."""
-        return standard_normal((count, *self.row_sizes), self.dtype, np.random.default_rng([0, _SEEDS[name]]))
-
-    def row_part(self, tile: Tile) -> tuple[slice, ...]:
-        """Return the rows of a tile, by leg."""
-        return tuple(slice(*tile[k]) for k in self.rows)
-
-    def column_part(self, tile: Tile) -> tuple[slice, ...]:
-        """Return the columns of a tile, by leg."""
-        return tuple(slice(*tile[k]) for k in self.columns)
 
 
 class RowSketch:
@@ -118,14 +103,15 @@ class RowSketch:
 
     def __init__(self, layout: MatrixLayout, name: str, count: int) -> None:
         self._layout = layout
-        self.test_matrix = layout.random_rows(name, count)  # count (row legs)
+        generator = np.random.default_rng([0, _SEEDS[name]])
+        self.test_matrix = standard_normal((count, *layout.row_sizes), layout.dtype, generator)  # count (row legs)
         self.sum = np.zeros((count, *layout.column_sizes), layout.dtype)
 
     def add(self, tile: Tile, matrix: Array) -> None:
         """Add the part of a tile, given as a matrix."""
         count = len(self.sum)
-        left = self.test_matrix[(slice(None), *self._layout.row_part(tile))].reshape(count, -1)
-        part = (slice(None), *self._layout.column_part(tile))
+        left = self.test_matrix[(slice(None), *block_index(tile, self._layout.rows))].reshape(count, -1)
+        part = (slice(None), *block_index(tile, self._layout.columns))
         self.sum[part] += parallel_matmul(left, matrix).reshape(self.sum[part].shape)  # count [rows] columns
 
     def matrices(self) -> tuple[Array, Array]:
@@ -145,8 +131,8 @@ class ColumnSketch:
 
     def add(self, tile: Tile, matrix: Array) -> None:
         """Add the part of a tile, given as a matrix."""
-        count, part = self.sum.shape[-1], self._layout.row_part(tile)
-        right = self._adjoint[self._layout.column_part(tile)].reshape(-1, count)
+        count, part = self.sum.shape[-1], block_index(tile, self._layout.rows)
+        right = self._adjoint[block_index(tile, self._layout.columns)].reshape(-1, count)
         self.sum[part] += parallel_matmul(matrix, right).reshape(self.sum[part].shape)  # rows [columns] count
 
 
@@ -158,12 +144,6 @@ def low_rank_factors(columns: ColumnSketch, rows: RowSketch) -> tuple[Array, Arr
     b = solve_tall(parallel_matmul(test, q), product)  # k n
     v, lower = qr_positive(b.conj().T)  # b = lower^H v^H
     return parallel_matmul(q, lower.conj().T), v.conj().T
-
-
-def sketch_sizes(layout: MatrixLayout, rank: int) -> tuple[int, int]:
-    """Return k and l of a sketch for this rank."""
-    k = min(2 * rank + 1, layout.m, layout.n)
-    return k, min(2 * k + 1, layout.m)
 
 
 def estimated_error(residual: Array) -> float:

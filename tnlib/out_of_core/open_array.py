@@ -64,7 +64,7 @@ def open_passes(
             return None, x if isinstance(x, np.ndarray) else source.read_all()
     sizes = {"memory": limit.total, "tile": limit.tile}
     request = {"function": function, "array": source.identity(), **sizes, **call}
-    workers = None if client is None else DaskExecutor(function, client)
+    workers = None if client is None else DaskExecutor(function, client).run
     return Passes(source, limit, RunFolder(function, checked.folder, request), workers), x
 
 

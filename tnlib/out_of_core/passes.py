@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -66,23 +66,16 @@ class TileResult(NamedTuple):
     sums: Sequence[tuple[int, Partial]]
 
 
-class Executor(Protocol):
-    """Runs passes."""
-
-    def run(self, job: TilePass) -> Iterator[TileResult]:
-        """Yield the results of the tiles, in their order."""
+Executor: TypeAlias = Callable[[TilePass], Iterator[TileResult]]  # yields the results of the tiles, in their order
 
 
-class SerialExecutor:
-    """Runs passes in this process: one tile after the other, each read while the one before is in work."""
-
-    def run(self, job: TilePass) -> Iterator[TileResult]:
-        """Yield the results of the tiles, in their order."""
-        for tile, a in read_ahead(job.source, job.tiles[job.first :]):
-            data = checked_tile(job.source, tile, a)
-            partial = job.work(data)
-            part = partial.pop(PART, None)
-            yield TileResult(data.fingerprint, part, [(0, partial)])
+def run_serially(job: TilePass) -> Iterator[TileResult]:
+    """Run a pass in this process: one tile after the other, each read while the one before is in work."""
+    for tile, a in read_ahead(job.source, job.tiles[job.first :]):
+        data = checked_tile(job.source, tile, a)
+        partial = job.work(data)
+        part = partial.pop(PART, None)
+        yield TileResult(data.fingerprint, part, [(0, partial)])
 
 
 def read_ahead(source: ArraySource, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, Array]]:
@@ -121,6 +114,7 @@ class Passes:
         self.source, self.limit, self._folder, self._workers = source, limit, folder, workers
         self._n_passes = 0
         self._n_arrays = 0
+        self._projected: Array | None = None  # of `as_source`
         self._fingerprints: dict[tuple[ArraySource, int, Tile], float] = {}  # of the tiles read so far
 
     @property
@@ -160,8 +154,8 @@ class Passes:
         self._n_passes += 1
         total = TreeSum(combine, self._folder.load(name))
         done = total.count
-        executor = self._workers if source.on_workers and self._workers is not None else SerialExecutor()
-        results = executor.run(TilePass(source, tiles, work, combine, done)) if done < len(tiles) else ()
+        run = self._workers if source.on_workers and self._workers is not None else run_serially
+        results = run(TilePass(source, tiles, work, combine, done)) if done < len(tiles) else ()
         for result in results:
             self._refuse_changes(source, tiles[done], result.fingerprint)
             if store is not None and result.part is not None:
@@ -182,7 +176,10 @@ class Passes:
         return self._folder.array(str(self._n_arrays), shape, dtype)
 
     def as_source(self, a: Array) -> ArraySource:
-        """Return an array of `new_array` as the source of the next pass."""
+        """Return an array of `new_array` as the source of the next pass, in place of the last one that was made one."""
+        if self._projected is not None:
+            self.discard(self._projected)
+        self._projected = a
         return open_source(self.source.function, self.source.parameter, a)
 
     def discard(self, a: Array) -> None:

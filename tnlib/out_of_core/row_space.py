@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib.linalg.gram import adjoint_times, residual_norm, times_adjoint
+from tnlib.linalg.gram import adjoint_times, projection_error, residual_norm, times_adjoint
+from tnlib.linalg.multilinear import matrix_from
 from tnlib.linalg.randomized import LEAST_ROWS, sampled_rows
 from tnlib.linalg.scaling import exponent_of, norm, shift, squares
 from tnlib.out_of_core.array_source import ArraySource, Tile
 from tnlib.out_of_core.passes import Passes, add
 from tnlib.out_of_core.tiles import Partial, TileData, block_index, block_name, join_blocks, joined_size
 
-_DIFFERENCE, _ROUNDING = 1e-11, 1e-14  # as in `linalg.gram`
 _LEAST_GROUPS, _MOST_GROUPS = 4, 16  # of chunks with the same rows: an eighth of them is read, and no more than these
 _ROWS_OF_CHUNKS = 512
 
@@ -39,7 +39,7 @@ def times_rows(passes: Passes, source: ArraySource, kept: Sequence[int], rows: A
 
     def work(data: TileData) -> Partial:
         part = by_leg[block_index(data.tile, kept)].reshape(-1, len(rows)).T
-        block = times_adjoint(np.ascontiguousarray(_rows_of(data.array, kept)), np.ascontiguousarray(part))
+        block = times_adjoint(np.ascontiguousarray(matrix_from(data.array, kept)), np.ascontiguousarray(part))
         scaled = np.array(data.exponent != 0 and data.square > 0)
         return {"square": np.array(data.square), "scaled": scaled, block_name(data.tile, leading): block}
 
@@ -64,22 +64,21 @@ def project_columns(
     tiles = _tiles_of_rows(passes, source, kept)
 
     def multiply(data: TileData) -> Partial:
-        a = np.ascontiguousarray(_rows_of(data.array, kept))
+        a = np.ascontiguousarray(matrix_from(data.array, kept))
         part = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
         return {block_name(data.tile, kept): adjoint_times(part, a[None])[0].T}  # (kept) [(others)] r
 
     total = passes.reduce(source, tiles, multiply, add)
     columns = join_blocks(total, tiles, kept, [source.shape[a] for a in kept])
     projected = np.ascontiguousarray(columns.reshape(-1, rank).T)
-    square = norm**2
-    difference = max(0.0, square - squares(projected)) + _ROUNDING * square
-    if difference > _DIFFERENCE * square or math.sqrt(_DIFFERENCE * square) <= negligible:
-        return projected, math.sqrt(difference)
+    error = projection_error(norm**2, squares(projected), negligible)
+    if error is not None:
+        return projected, error
 
     def measure(data: TileData) -> Partial:
         left = by_leg[block_index(data.tile, leading)].reshape(-1, rank)
         right = columns[block_index(data.tile, kept)].reshape(-1, rank).T
-        residual = residual_norm(_rows_of(data.array, kept), left, right)
+        residual = residual_norm(matrix_from(data.array, kept), left, right)
         return {"residual": np.array(residual**2)}
 
     return projected, math.sqrt(passes.reduce(source, tiles, measure, add)["residual"])
@@ -98,14 +97,15 @@ def sampled_row_space(passes: Passes, source: ArraySource, kept: Sequence[int], 
     if source.edges is None:
         rows = _SourceRows(source, kept)
         size = rows.set_scale()
-        return sampled_rows(rows, limit=threshold * size, most=most) if size > 0 else None  # type: ignore[arg-type]
+        return sampled_rows(rows.take, (m, n), limit=threshold * size, most=most) if size > 0 else None
     held = _rows_of_chunks(passes, source, kept, min(most, _ROWS_OF_CHUNKS))
     if held is None or not held.any():
         return None
     source.exponent = exponent_of(held)
     held = shift(held, -source.exponent)
     limit = threshold * norm(held) * math.sqrt(m / len(held))
-    return sampled_rows(_HeldRows(held, m), limit=limit, most=len(held))  # type: ignore[arg-type]
+    # held rows are in random order, and stand for all of them
+    return sampled_rows(lambda numbers: held[: len(numbers)], (m, n), limit=limit, most=len(held))
 
 
 def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], count: int) -> Array | None:
@@ -127,7 +127,7 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
         numbers[groups[k]] = np.sort(rng.choice(size, min(size, count // n_chosen), replace=False))
 
     def work(data: TileData) -> Partial:
-        rows = _rows_of(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
+        rows = matrix_from(data.array, kept)[numbers[tuple(data.tile[a] for a in leading)]]
         return {block_name(data.tile, range(len(data.tile))): shift(rows, data.exponent)}
 
     sampled = [tile for tile in tiles if tuple(tile[a] for a in leading) in numbers]
@@ -143,24 +143,6 @@ def _rows_of_chunks(passes: Passes, source: ArraySource, kept: Sequence[int], co
     return out.reshape(start, -1)[rng.permutation(start)]
 
 
-class _HeldRows:
-    """Rows in random order that stand for all of a matrix.
-
-    Parameters
-    ----------
-    held
-        Rows (k, n).
-    m
-        Number of rows of the matrix.
-    """
-
-    def __init__(self, held: Array, m: int) -> None:
-        self._held, self.shape, self.dtype = held, (m, held.shape[1]), held.dtype
-
-    def __getitem__(self, numbers: Array) -> Array:
-        return self._held[: len(numbers)]
-
-
 class _SourceRows:
     """Rows of the matrix, read by their numbers."""
 
@@ -168,11 +150,10 @@ class _SourceRows:
         self._source, self._kept = source, kept
         self._leading = _leading_legs(source, kept)
         self._grid = tuple(source.shape[a] for a in self._leading)
-        self.shape = math.prod(self._grid), math.prod(source.shape[a] for a in kept)
-        self.dtype = source.dtype
         self._read: dict[int, Array] = {}
 
-    def __getitem__(self, numbers: Array) -> Array:
+    def take(self, numbers: Array) -> Array:
+        """Return the rows of these numbers, those of the last call without reading them again."""
         self._read = {int(k): self._row(int(k)) for k in numbers}
         return np.stack(list(self._read.values()))
 
@@ -181,7 +162,7 @@ class _SourceRows:
             return self._read[number]
         index = dict(zip(self._leading, map(int, np.unravel_index(number, self._grid)), strict=True))
         tile: Tile = tuple((index[a], index[a] + 1) if a in index else (0, n) for a, n in enumerate(self._source.shape))
-        row: Array = _rows_of(self._source.read(tile), self._kept)[0]
+        row: Array = matrix_from(self._source.read(tile), self._kept)[0]
         return row
 
     def set_scale(self) -> float:
@@ -189,14 +170,12 @@ class _SourceRows:
 
         NaN where the sample has one; the first pass names it.
         """
-        m = self.shape[0]
-        sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        m = math.prod(self._grid)
+        sample = self.take(np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False)))
         if not np.isfinite(sample).all():
             return math.nan
-        self._source.exponent = exponent_of(sample)
-        if self._source.exponent:
-            self._read = {}
-            sample = self[np.sort(np.random.default_rng(0).choice(m, min(m, LEAST_ROWS), replace=False))]
+        e = self._source.exponent = exponent_of(sample)
+        sample, self._read = shift(sample, -e), {k: shift(row, -e) for k, row in self._read.items()}
         return norm(sample) * math.sqrt(m / len(sample))
 
 
@@ -208,9 +187,3 @@ def _leading_legs(source: ArraySource, kept: Sequence[int]) -> list[int]:
 def _tiles_of_rows(passes: Passes, source: ArraySource, kept: Sequence[int]) -> list[Tile]:
     """Return tiles of whole rows, or of whole chunks of Dask."""
     return passes.tiles(source, kept if source.edges is None else ())
-
-
-def _rows_of(a: Array, kept: Sequence[int]) -> Array:
-    """Return a tile as the matrix (other legs, `kept`)."""
-    columns = math.prod(a.shape[k] for k in kept)
-    return np.moveaxis(a, kept, range(-len(kept), 0)).reshape(-1, columns)

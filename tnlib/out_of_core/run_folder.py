@@ -26,7 +26,6 @@ import numpy as np
 from tnlib._errors import ArgumentError
 from tnlib._files import write_whole
 from tnlib._typing import Array
-from tnlib._validate import as_path
 
 _REQUEST = "request.json"
 _LOCK = "lock"
@@ -53,7 +52,7 @@ class RunFolder:
 
     def __init__(self, function: str, folder: Any, request: Mapping[str, Any]) -> None:
         self._function = function
-        self._folder = None if folder is None else as_path(function, "storage.folder", folder)
+        self._folder = None if folder is None else Path(folder)
         self._request = json.dumps(request, sort_keys=True)
         self._made = False  # a temporary folder
         self._lock: Any = None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._validate import as_flag, as_path, as_real
 
@@ -139,9 +141,9 @@ class MemoryLimit:
         """Bytes of the partial sums of a pass."""
         return self.total // 4
 
-    def largest_gram(self, itemsize: int) -> int:
-        """Return the largest size of a Gram matrix, of which a sum holds a dozen."""
-        return math.isqrt(self.sums // (12 * itemsize))
+    def largest_gram(self, dtype: np.dtype[Any]) -> int:
+        """Return the largest size of a Gram matrix of an array of `dtype`, of which a sum holds a dozen."""
+        return math.isqrt(self.sums // (12 * np.result_type(dtype, np.float64).itemsize))
 
     def holds(self, nbytes: int) -> bool:
         """Test if an array of this size is to be decomposed in memory, with the copies that this takes."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tnlib._typing import MaxRank
 from tnlib.linalg.truncation import TruncationBudget, tail_norms
 
 values = st.lists(st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=12)
@@ -36,9 +37,9 @@ def test_tails_of_single_precision_are_double() -> None:
 def test_the_rank_is_the_smallest_within_budget(s: list[float], rtol: float, cap: int | None) -> None:
     s = np.sort(np.array(s))[::-1]
     t = tail_norms(s)
-    shares = TruncationBudget(float(t[0]), rtol, [2], np.dtype(float))
+    shares = TruncationBudget(float(t[0]), rtol, [2], np.dtype(float), cap)
     allowed = shares.share
-    r = shares.truncate(s, max_rank=cap)
+    r = shares.truncate(s)
     assert 1 <= r <= (cap or len(s))
     assert t[r] <= allowed * (1 + 1e-15) or r == cap
     assert r == 1 or t[r - 1] > allowed * (1 - 1e-15)
@@ -53,13 +54,14 @@ def test_groups_are_kept_or_discarded_whole(
     levels: list[tuple[float, int]], rtol: float | None, cap: int | None
 ) -> None:
     s = np.sort(np.concatenate([x * (1 - 1e-4 * np.arange(n)) for x, n in levels]))[::-1]
-    groups = TruncationBudget(float(np.linalg.norm(s)), rtol, [2], np.dtype(float), degeneracy_tol=1e-3)
+    groups = TruncationBudget(float(np.linalg.norm(s)), rtol, [2], np.dtype(float), cap, degeneracy_tol=1e-3)
     plain = TruncationBudget(groups.norm, rtol, [2], np.dtype(float))
-    r, least = groups.truncate(s, max_rank=cap), plain.truncate(s)
+    r, least = groups.truncate(s), plain.truncate(s)
     whole = [k for k in range(1, len(s) + 1) if k == len(s) or s[k] <= (1 - 1e-3) * s[k - 1]]
     assert 1 <= r <= (cap or len(s))
     if r not in whole:  # the first group alone is longer than the cap
-        assert r == cap < whole[0]
+        assert r == min(least, cap)
+        assert cap < whole[0]
     elif r < least:  # the next group does not end within the cap
         assert next(k for k in whole if k > r) > cap
     else:
@@ -75,13 +77,13 @@ def test_a_value_whose_square_is_zero_is_dropped() -> None:
 # --------------------------------------------------------------------------------------------------------- the budget
 
 
-def budget(rtol: float | None, steps: int, norm: float = 1.0) -> TruncationBudget:
-    return TruncationBudget(norm, rtol, [2] * steps, np.dtype(float))
+def budget(rtol: float | None, steps: int, norm: float = 1.0, max_rank: MaxRank = None) -> TruncationBudget:
+    return TruncationBudget(norm, rtol, [2] * steps, np.dtype(float), max_rank)
 
 
-def discarded(of: TruncationBudget, *s: float, max_rank: int | None = None) -> float:
+def discarded(of: TruncationBudget, *s: float) -> float:
     """Norm that the next truncation of singular values `s` discards."""
-    of.truncate(np.array(s), max_rank=max_rank)
+    of.truncate(np.array(s))
     return of.records[-1].discarded
 
 
@@ -104,8 +106,8 @@ def test_equal_shares_add_up_to_the_tolerance() -> None:
 
 
 def test_the_excess_of_a_cap_is_not_taken_from_other_shares() -> None:
-    shares = budget(0.2, 2)
-    assert discarded(shares, 0.9, 0.5, max_rank=1) == pytest.approx(0.5)
+    shares = budget(0.2, 2, max_rank=(1, None))
+    assert discarded(shares, 0.9, 0.5) == pytest.approx(0.5)
     assert discarded(shares, 0.9, 0.14) == pytest.approx(0.14)
     assert shares.error == pytest.approx(math.hypot(0.5, 0.14))
 
@@ -123,13 +125,13 @@ def test_error_estimates_and_values_that_are_not_passed_count_as_discarded(name:
 def test_error_estimates_are_admitted_below_the_share_or_under_a_cap() -> None:
     shares = budget(0.2, 4)
     assert shares.threshold == shares.share == pytest.approx(0.1)
-    assert shares.admits(0.09, None)
-    assert not shares.admits(0.11, None)
-    assert shares.admits(0.11, 3)
+    assert shares.admits(0.09)
+    assert not shares.admits(0.11)
+    assert budget(0.2, 4, max_rank=3).admits(0.11)
     exact = budget(None, 4)
     assert exact.share is None
     assert exact.threshold == exact.noise > 0
-    assert not exact.admits(1e-8, None)
+    assert not exact.admits(1e-8)
 
 
 def test_what_a_truncation_leaves_to_the_next_one_counts_once() -> None:
@@ -157,11 +159,11 @@ def test_a_measured_norm_replaces_the_estimates_or_is_refused_above_the_shares(m
 @pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_trial_is_rolled_back_unless_it_is_committed(committed: bool, interrupted: bool) -> None:
-    shares = budget(0.2, 3)
+    shares = budget(0.2, 3, max_rank=(None, 1, None))
     discarded(shares, 0.9, 0.1)
     share, error = shares.share, shares.error
     with contextlib.suppress(KeyboardInterrupt), shares.trial() as trial:
-        discarded(shares, 0.9, 0.9, max_rank=1)
+        discarded(shares, 0.9, 0.9)
         assert len(trial.records) == 1
         if committed:
             trial.commit()
@@ -191,25 +193,25 @@ def test_trials_are_resolved_where_ranks_and_norms_are_certain() -> None:
 
 def test_a_cap_inside_a_group_is_noted() -> None:
     for s, cap, inside in (((4, 2, 2, 1), 2, True), ((4, 2, 2, 1), 3, False), ((4, 2, 2, 0), 3, False)):
-        shares = budget(None, 1, norm=5.0)
-        shares.truncate(np.array(s, float), max_rank=cap)
+        shares = budget(None, 1, norm=5.0, max_rank=cap)
+        shares.truncate(np.array(s, float))
         assert len(shares.notes("bond", first=1)) == inside
-    loose = budget(0.5, 1, norm=5.0)  # 2.5 may be discarded: the tolerance cuts, not the cap
-    loose.truncate(np.array([4.0, 2.0, 2.0, 1.0]), max_rank=3)
+    loose = budget(0.5, 1, norm=5.0, max_rank=3)  # 2.5 may be discarded: the tolerance cuts, not the cap
+    loose.truncate(np.array([4.0, 2.0, 2.0, 1.0]))
     assert loose.notes() == ()
 
 
 def test_values_equal_to_the_resolution_form_a_group() -> None:
     for resolution in (0.0, 0.02):
-        shares = budget(None, 1, norm=5.0)
-        shares.truncate(np.array([4.0, 2.0, 1.99]), max_rank=2, resolution=resolution)
+        shares = budget(None, 1, norm=5.0, max_rank=2)
+        shares.truncate(np.array([4.0, 2.0, 1.99]), resolution=resolution)
         assert bool(shares.notes()) == (resolution > 0)
 
 
 def test_notes_name_the_legs_and_the_cap() -> None:
-    shares = budget(None, 3, norm=5.0)
-    for cap in (2, 3, 2):
-        shares.truncate(np.array([4.0, 2.0, 2.0, 1.0]), max_rank=cap)
+    shares = budget(None, 3, norm=5.0, max_rank=(2, 3, 2))
+    for _ in range(3):
+        shares.truncate(np.array([4.0, 2.0, 2.0, 1.0]))
     (note,) = shares.notes("bond", first=1, cap="ranks")
     assert note == "ranks separates equal singular values at bond 1, 3; another rank would be unique"
     assert shares.notes() == ("max_rank separates equal singular values; another rank would be unique",)

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, after_sweeps, report, roundoff, wrong_type
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_count, as_rng, as_rtol, is_one_of, refuse_foreign_keywords
 from tnlib.formats.cp.als import CONSTRAINTS, Iterate, als, constrained_cp, cp_residual, unit_columns
 from tnlib.formats.cp.als_of_known_entries import als_of_known_entries, cp_array
 from tnlib.formats.cp.format import CP
@@ -34,6 +34,7 @@ from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.passes import Passes
@@ -112,34 +113,34 @@ def cp(
     """
     rtol, rank = as_rtol("cp", rtol), as_count("cp", "rank", rank)
     n_iter, n_starts = as_count("cp", "n_iter", n_iter), as_count("cp", "n_starts", n_starts)
-    passes, tucker, known, dense = None, None, None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_passes
-
-        passes, dense = open_passes("cp", "x", x, storage, {"rank": rank})
-    if passes is not None:
-        dtype = passes.dtype
-        _check_constraint(constraint, dtype, passes.shape, in_memory=False)
-        tucker, exponent, size = _core_in_passes(passes, rank)
-    else:
+    passes, dense = open_large("cp", "x", x, storage, {"rank": rank}, one_read=False)
+    if passes is None:
         dense, known = fill_missing("cp", "x", dense)
         scaled, exponent, size = prepare("cp", "x", dense)
         dtype = scaled.dtype
         _check_constraint(constraint, dtype, scaled.shape, known=known)
+    else:
+        dtype, known = passes.dtype, None
+        _check_constraint(constraint, dtype, passes.shape, in_memory=False)
+        tucker, exponent, size = _core_in_passes(passes, rank)
 
     first = _as_factors(init, scaled.shape if passes is None else passes.shape, rank, dtype)
     starts = partial(_starts, rank=rank, n_starts=n_starts, rng=as_rng("cp", rng), first=first)
     target = max(rtol or 0.0, roundoff(dtype)) * size
-    if tucker is not None:
+    if passes is not None:
         best = _on_core(tucker, starts, n_iter=n_iter, target=target)
-    elif known is None and (constraint is None or size == 0):  # zero meets every constraint
+    elif known is not None:
+        run = partial(als_of_known_entries, known, scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
+        best = _best(run, starts(scaled), target)
+    elif constraint is None or size == 0:  # zero meets every constraint
         best = _unconstrained(scaled, size, rank, starts, n_iter=n_iter, target=target)
     else:
-        run = partial(_iteration(known, constraint), scaled, n_iter=n_iter, slow=_STATIONARY, target=target)
+        run = partial(constrained_cp, scaled, constraint=constraint, n_iter=n_iter, slow=_STATIONARY, target=target)
         best = _best(run, starts(scaled), target)
 
-    weights, factors = _rounded_components(best.factors, dtype, signs=constraint is None)
-    if tucker is None:
+    ones, rounded = np.ones(rank, np.finfo(dtype).dtype), [factor.astype(dtype) for factor in best.factors]
+    weights, factors = normalize_components(ones, rounded, signs=constraint is None)
+    if passes is None:
         residual = _rounded_residual(scaled, known, size, best.residual, weights, factors)
     else:
         residual = tucker.residual(weights, factors)
@@ -147,13 +148,6 @@ def cp(
     note = describe_known(known) if known is not None else None
     fit = report("cp", value, error=error, rtol=rtol, n_iter=best.n_iter, estimate=note)
     return after_sweeps("cp", fit, rtol=rtol, stationary=best.stationary)
-
-
-def _iteration(known: Array | None, constraint: str | None) -> Callable[..., Iterate]:
-    """Return the iteration on `known` entries, or under a constraint."""
-    if known is not None:
-        return partial(als_of_known_entries, known)
-    return partial(constrained_cp, constraint=str(constraint))
 
 
 def _check_constraint(
@@ -166,16 +160,18 @@ def _check_constraint(
 ) -> None:
     if len(shape) < 2:
         raise ArgumentError(f"cp: x must have at least two legs, got shape {shape}; a vector has no components.")
-    if constraint is not None and not is_one_of(constraint, CONSTRAINTS):
+    if constraint is None:
+        return
+    if not is_one_of(constraint, CONSTRAINTS):
         names = ", ".join(f'"{name}"' for name in CONSTRAINTS)
         raise ArgumentError(f"cp: constraint must be None or one of {names}, got {constraint!r}; choose one of them.")
-    if constraint is not None and dtype.kind == "c":
+    if dtype.kind == "c":
         raise ArgumentTypeError("cp: constraint needs real data, got a complex array; pass its real part.")
-    if constraint is not None and not in_memory:
+    if not in_memory:
         raise ArgumentError(
             f"cp: constraint must be None for an array that exceeds memory, got {constraint!r}; raise memory."
         )
-    if constraint is not None and known is not None:
+    if known is not None:
         raise ArgumentError(
             f"cp: constraint must be None for an array with missing entries, got {constraint!r}; fill them first."
         )
@@ -195,13 +191,6 @@ def _as_factors(init: Any, shape: tuple[int, ...], rank: int, dtype: np.dtype[An
     if init.dtype.kind == "c" and dtype.kind != "c":
         raise ArgumentTypeError("cp: init must be real for real data, got a complex CP; leave it out.")
     return [factor.astype(np.result_type(dtype, np.float64)) for factor in init.factors]  # weights are solved for
-
-
-def _rounded_components(factors: Sequence[Array], dtype: np.dtype[Any], *, signs: bool) -> tuple[Array, list[Array]]:
-    """Return weights (R,) and unit columns (n[k], R) of `dtype`, with fixed `signs` or as they are."""
-    rounded = [factor.astype(dtype) for factor in factors]
-    weights, units = normalize_components(np.ones(rounded[0].shape[1], dtype), rounded, signs=signs)
-    return weights.astype(np.finfo(dtype).dtype), units
 
 
 def _rounded_residual(
@@ -227,13 +216,13 @@ class _TuckerCore(NamedTuple):
         return math.hypot(self.discarded, cp_residual(self.core, [inside[0] * weights, *inside[1:]]))
 
 
-def _ranks_of_core(shape: Sequence[int], rank: int) -> list[int]:
+def _ranks_of_core(shape: Sequence[int], rank: int) -> tuple[int, ...]:
     """Return the ranks of the Tucker core that a CP of `rank` is fitted on."""
     # A tensor of CP rank R has multilinear ranks of at most R; a few more hold the part of the noise that matters.
-    return [min(n, rank + rank // 4 + 2) for n in shape]
+    return tuple(min(n, rank + rank // 4 + 2) for n in shape)
 
 
-def core_ranks(shape: Sequence[int], rank: int) -> list[int] | None:
+def core_ranks(shape: Sequence[int], rank: int) -> tuple[int, ...] | None:
     """Return the ranks of the Tucker core that a CP of `rank` is fitted on, None where it saves too little."""
     ranks = _ranks_of_core(shape, rank)
     return ranks if math.prod(ranks) * _CORE_SAVING <= math.prod(shape) else None

@@ -23,8 +23,8 @@ from tnlib.linalg.truncation import TruncationBudget
 def round_svd(t: SVD, rtol: float | None, max_rank: int | None) -> tuple[SVD, TruncationBudget]:
     """Return the leading singular triplets."""
     scaled = rescale(to_host(t.s)).array
-    budget = TruncationBudget(norm(scaled), rtol, [len(scaled)], t.dtype)
-    rank = budget.truncate(scaled, max_rank=max_rank)
+    budget = TruncationBudget(norm(scaled), rtol, [len(scaled)], t.dtype, max_rank)
+    rank = budget.truncate(scaled)
     u, s, vh = (1 * a for a in (t.u[..., :rank], t.s[:rank], t.vh[:rank, ...]))  # copies, which do not keep the rest
     return SVD(u, s, vh, t.left), budget
 
@@ -32,8 +32,8 @@ def round_svd(t: SVD, rtol: float | None, max_rank: int | None) -> tuple[SVD, Tr
 def round_low_rank(t: LowRank, rtol: float | None, max_rank: int | None) -> tuple[LowRank, TruncationBudget]:
     """Return U S and V^H of the truncated SVD."""
     u, s, vh, exponent = scaled_product_svd(*t.promoted_arrays())
-    budget = TruncationBudget(norm(s), rtol, [len(s)], t.dtype)
-    rank = budget.truncate(s, max_rank=max_rank)
+    budget = TruncationBudget(norm(s), rtol, [len(s)], t.dtype, max_rank)
+    rank = budget.truncate(s)
     return LowRank(shift(u[:, :rank] * s[:rank], exponent), vh[:rank]), budget
 
 

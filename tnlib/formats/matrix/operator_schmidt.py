@@ -45,8 +45,8 @@ def round_terms(t: KroneckerTerms, rtol: float | None, max_rank: MaxRank) -> tup
     """Return the fewest terms, left ones orthonormal and right ones orthogonal, their norms descending."""
     form = _schmidt_form(t)
     sides = [min(math.prod(t.left.shape[1:]), math.prod(t.right[0].shape))]
-    budget = TruncationBudget(norm(form.s), rtol, sides, t.dtype)
-    rank = budget.truncate(form.s, max_rank=max_rank)
+    budget = TruncationBudget(norm(form.s), rtol, sides, t.dtype, max_rank)
+    rank = budget.truncate(form.s)
     left = np.ascontiguousarray(form.u[:, :rank].T).reshape(-1, *t.left.shape[1:])  # k p p'
     scaled = [(shift(f[0], form.exponent), *f[1:]) for f in combine(form.to_right[:rank], form.right)]
     return KroneckerTerms(left, [LowRank(*f) if len(f) == 2 else f[0] for f in scaled]), budget
@@ -78,7 +78,7 @@ def terms_ttm_svd(
     form = _schmidt_form(t)
     pairs = [m * n for m, n in zip(row_shape, col_shape, strict=True)]
     sides = [min(math.prod(pairs[:k]), math.prod(pairs[k:])) for k in range(1, len(pairs))]
-    budget = TruncationBudget(norm(form.s), rtol, sides, t.dtype)
+    budget = TruncationBudget(norm(form.s), rtol, sides, t.dtype, max_rank)
     rank = int(np.count_nonzero(form.s > 0))
     if rank == 0:
         zeros = [np.zeros((1, m, n, 1), t.dtype) for m, n in zip(row_shape, col_shape, strict=True)]
@@ -87,13 +87,13 @@ def terms_ttm_svd(
     (_, p, p_in), (q, q_in), s = t.left.shape, t.right[0].shape, form.s[:rank]
     rows = (form.u[:, :rank] * s).reshape(p, p_in, rank).transpose(0, 2, 1).reshape(-1, p_in)  # (p k) p'
     positions = pair_legs(rows, (*row_shape[:split], rank), (*col_shape[:split], 1))  # pp' ... k
-    *cores, last = split_array(np.ascontiguousarray(positions), budget, max_rank)
+    *cores, last = split_array(np.ascontiguousarray(positions), budget)
 
     dense = np.stack([multiply_factors(factors) for factors in combine(form.to_right[:rank], form.right)])
     carry = (last[:, :, 0] / s) @ dense.reshape(rank, -1)  # r [k] (q q')
     features = np.stack([pair_legs(row.reshape(q, q_in), row_shape[split:], col_shape[split:]) for row in carry])
     first = features.shape[1]
-    others = split_array(features.reshape(-1, *features.shape[2:]), budget, max_rank)
+    others = split_array(features.reshape(-1, *features.shape[2:]), budget)
     cores += [others[0].reshape(len(carry), first, -1), *others[1:]]  # r qq' r'
     legs = zip(cores, row_shape, col_shape, strict=True)
     unfused = [core.reshape(len(core), m, n, -1) for core, m, n in legs]  # l m n r

@@ -16,7 +16,7 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format, numpy_arrays, with_arrays_of
 from tnlib._stored_arrays import as_stored, refuse_too_large, set_fields
 from tnlib._typing import Array, SlicedArray
-from tnlib._validate import as_legs, as_max_rank, as_rtol, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_legs, as_max_rank, as_rtol, refuse_foreign_keywords
 from tnlib.formats.matrix.low_rank import LowRank, scaled_product_svd
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.orthogonal import is_isometry
@@ -25,6 +25,7 @@ from tnlib.linalg.scaling import norm, prepare, restore, shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.matrix_sketch import SketchedError
@@ -74,11 +75,8 @@ def svd(
     (array([4.]), 0.6)
     """
     rtol, max_rank = as_rtol("svd", rtol), as_max_rank("svd", max_rank)
-    opened, dense = None, a
-    if storage is not None or is_stored(a):
-        from tnlib.out_of_core.open_array import open_array
-
-        opened, dense = open_array("svd", "a", a, storage, {"rtol": rtol, "max_rank": max_rank, "left": repr(left)})
+    call = {"rtol": rtol, "max_rank": max_rank, "left": repr(left)}
+    opened, dense = open_large("svd", "a", a, storage, call)
     budget: TruncationBudget | SketchedError
     if opened is None:
         x, exponent, norm = prepare("svd", "a", dense)
@@ -128,16 +126,16 @@ def _truncated_svd(
     matrix: Array, norm: float, rtol: float | None, max_rank: int | None
 ) -> tuple[tuple[Array, Array, Array], TruncationBudget]:
     """Return u (m, r), s (r,) and vh (r, n) of a matrix of this norm, and the truncation."""
-    budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype)
+    budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype, max_rank)
     leading = None
     if max_rank is not None and rtol is None:  # with a tolerance the rank is not known beforehand
         leading = randomized_svd(matrix, max_rank, norm=norm, negligible=budget.negligible)
     if leading is None:
         u, s, vh = thin_svd(matrix)
-        rank = budget.truncate(s, max_rank=max_rank)
+        rank = budget.truncate(s)
     else:
         u, s, vh, discarded = leading
-        rank = budget.truncate(s, max_rank=max_rank, discarded=discarded, resolution=_RESOLUTION)
+        rank = budget.truncate(s, discarded=discarded, resolution=_RESOLUTION)
     return (u[:, :rank], s[:rank], vh[:rank]), budget
 
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from tnlib._errors import ArgumentError
 from tnlib._typing import Array
+from tnlib.linalg.multilinear import matrix_onto
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import parallel_matmul
 from tnlib.linalg.truncation import TruncationBudget
-from tnlib.out_of_core.leg_truncation import matrix_of, truncate_legs
+from tnlib.out_of_core.leg_truncation import truncate_legs
 from tnlib.out_of_core.matrix_sketch import SketchedError, SketchedMatrix, require_rank
 from tnlib.out_of_core.one_read import OneRead
 from tnlib.out_of_core.passes import Passes
@@ -46,15 +47,14 @@ def _svd_in_passes(
     source = passes.source
     columns = [a for a in range(len(source.shape)) if a not in rows]
     sides = [math.prod(source.shape[a] for a in legs) for legs in (rows, columns)]
-    budget = TruncationBudget(1.0, rtol, [min(sides)], source.dtype)
+    budget = TruncationBudget(1.0, rtol, [min(sides)], source.dtype, max_rank)
     legs, others = (rows, columns) if sides[0] <= sides[1] else (columns, rows)
-    itemsize = np.result_type(source.dtype, np.float64).itemsize
-    if min(sides) > passes.limit.largest_gram(itemsize):
+    if min(sides) > passes.limit.largest_gram(source.dtype):
         raise ArgumentError(
             f"svd: storage.memory must hold a Gram matrix of the smaller side, {min(sides):,} of {sides[0]:,} x "
             f"{sides[1]:,}, got {passes.limit.total:,} bytes; raise it, or split the legs for tt_svd or ttm_svd."
         )
-    basis, projected = truncate_legs(passes, source, legs, budget, max_rank)
+    basis, projected = truncate_legs(passes, source, legs, budget)
     small = _in_order(passes, projected, others)
     passes.discard(projected)
     u, s, vh = thin_svd(small)
@@ -70,7 +70,7 @@ def _in_order(passes: Passes, projected: Array, others: Sequence[int]) -> Array:
             f"{len(projected)}, got {passes.limit.total:,}; raise it or rtol, or cap the rank."
         )
     order = np.argsort(np.argsort(others))
-    return matrix_of(np.array(projected).transpose(0, *(1 + order)), [0])
+    return matrix_onto(np.array(projected).transpose(0, *(1 + order)), [0])
 
 
 def _svd_in_one_read(
@@ -78,8 +78,8 @@ def _svd_in_one_read(
 ) -> tuple[Parts, int, SketchedError]:
     sketch = SketchedMatrix(read, rows, max_rank)
     m = math.prod(read.shape[k] for k in rows)
-    budget = sketch.budget(rtol, [min(m, math.prod(read.shape) // m)], read.dtype)
+    budget = sketch.budget(rtol, [min(m, math.prod(read.shape) // m)], read.dtype, max_rank)
     u, s, w = thin_svd(sketch.left)
-    rank = budget.truncate(s, max_rank=max_rank)
+    rank = budget.truncate(s)
     u, s, vh = u[:, :rank], s[:rank], parallel_matmul(w[:rank], sketch.right)  # rank [k] n
     return (u, s, vh), sketch.exponent, SketchedError(sketch.relative_error(u * s, vh))

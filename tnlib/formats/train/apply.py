@@ -98,22 +98,16 @@ def apply(
     check_bonds("apply", max_rank, len(matrix.cores) - 1)
     refuse_unequal_legs("apply", operator, matrix)
     refuse_mixed_libraries("apply", operator=operator, x=x)
-    multiply = truncated_product if operator.library == "numpy" else _rounded_product
-    product, budget = multiply(operator, matrix, rtol, max_rank, degeneracy_tol)
+    if operator.library == "numpy":
+        product, budget = truncated_product(operator, matrix, rtol, max_rank, degeneracy_tol)
+    else:  # torch differentiates through the product and its rounding
+        product, budget = round_train(operator @ matrix, rtol, max_rank, degeneracy_tol)
     value = product.fused() if isinstance(x, TensorTrain) else product
     return report("apply", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=1))
 
 
-def _rounded_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float
-) -> tuple[TTMatrix, TruncationBudget]:
-    """Return the product of arrays of other libraries, which torch differentiates through, and its truncations."""
-    value, budget = round_train(a @ b, rtol, max_rank, degeneracy_tol)
-    return value, budget  # type: ignore[return-value]
-
-
 def truncated_product(
-    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float
+    a: TTMatrix, b: TTMatrix, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float = 0.0
 ) -> tuple[TTMatrix, TruncationBudget]:
     """Return the product, left-canonical, and its truncations."""
     dtype = np.result_type(a.dtype, b.dtype)
@@ -121,7 +115,7 @@ def truncated_product(
     factors = RightFactors(a, b)
     total = factors.at(0)
     sides = [max(size, len(a.cores)) for size in factors.sizes[1:-1]]
-    budget = TruncationBudget(norm(total.array), rtol, sides, dtype, degeneracy_tol)
+    budget = TruncationBudget(norm(total.array), rtol, sides, dtype, max_rank, degeneracy_tol)
     out: list[Array] = []
     carry = Scaled(np.ones((1, 1, 1), dtype))  # l la lb
     for k, (x, y) in enumerate(zip(a.cores, b.cores, strict=True)):
@@ -133,7 +127,7 @@ def truncated_product(
         factor = factors.at(k + 1)
         svd = left_svd((theta @ factor.array.reshape(theta.shape[1], -1))[None], exact=True)
         s = shift(svd.s, carry.exponent + factor.exponent - total.exponent)
-        rank = budget.truncate(s, max_rank=max_rank)
+        rank = budget.truncate(s)
         u = svd.u[:, :rank]
         u = canonical_basis_change(u, s[:rank], dtype).columns(u).astype(dtype, copy=False)
         out.append(u.reshape(*shape, rank))
@@ -144,13 +138,13 @@ def truncated_product(
 
 
 class RightFactors:
-    """The factors T (la, lb, k) on the right of every bond of `a` `b`; up to `max_stored` numbers, all are stored."""
+    """The factors T (la, lb, k) on the right of every bond of `a` `b`; all are stored where they are small."""
 
-    def __init__(self, a: TTMatrix, b: TTMatrix, max_stored: int = _STORED) -> None:
+    def __init__(self, a: TTMatrix, b: TTMatrix) -> None:
         self._a, self._b, d = a.cores, b.cores, len(a.cores)
         self._stored = {d: Scaled(np.ones((1, 1, 1), a.dtype))}
         self.sizes = [1] * (d + 1)
-        self._sweep(d, 0, 1 if self._bound() <= max_stored else math.isqrt(d))
+        self._sweep(d, 0, 1 if self._bound() <= _STORED else math.isqrt(d))
 
     def at(self, bond: int) -> Scaled:
         """Return T at a bond; to be called for bonds from the left to the right."""

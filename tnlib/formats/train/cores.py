@@ -156,6 +156,23 @@ def multiply_matrices(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
     return out
 
 
+def attainable_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return `ranks` (d + 1,), lowered to what the legs of these sizes on either side of a bond allow."""
+    out = list(ranks)
+    for k, n in enumerate(sizes):
+        out[k + 1] = min(out[k + 1], n * out[k])
+    for k, n in reversed(list(enumerate(sizes))):
+        out[k] = min(out[k], n * out[k + 1])
+    return out
+
+
+def diagonal_core(factor: Array) -> Array:
+    """Return a CP factor (n, R) or (m, n, R) as a core (R, ..., R), diagonal in its bonds."""
+    core, i = np.zeros((factor.shape[-1], *factor.shape), factor.dtype), np.arange(factor.shape[-1])
+    core[i, ..., i] = factor.transpose(-1, *range(factor.ndim - 1))
+    return core
+
+
 def real_part(cores: Sequence[Array], *, imaginary: bool = False) -> list[Array]:
     """Return real cores (2 l, ..., 2 r) of the real, or imaginary, part of a train of complex cores (l, ..., r).
 

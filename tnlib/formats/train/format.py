@@ -103,7 +103,7 @@ class Train(LinearFormat):
             exponent, factor = split_exponential(as_log_scale(name, log_scale))
             if factor != 1.0:  # the centre, or the first core, leaves the gauge as it is
                 arrays[center or 0] = arrays[center or 0] * factor
-        self._set(arrays, center, power + exponent)
+        set_fields(self, cores=tuple(map(read_only, arrays)), center=center, exponent=power + exponent)
 
     @classmethod
     def from_sweep(cls, cores: Sequence[Array], center: int | None = None, exponent: int = 0) -> Self:
@@ -132,9 +132,6 @@ class Train(LinearFormat):
         cores = (*self.cores[:k], read_only(core), *self.cores[k + 1 :])
         set_fields(new, cores=cores, center=self.center, exponent=exponent)
         return new
-
-    def _set(self, cores: Sequence[Array], center: int | None, exponent: int) -> None:
-        set_fields(self, cores=tuple(map(read_only, cores)), center=center, exponent=exponent)
 
     def fused(self) -> TensorTrain:
         """Return the train of cores (l, n, r), the two legs of TT-matrix cores as one."""

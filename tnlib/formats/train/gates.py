@@ -28,7 +28,7 @@ from tnlib.formats.train.apply import truncated_product
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.legs import embed
-from tnlib.formats.train.tt_matrix import TTMatrix, as_column, as_train
+from tnlib.formats.train.tt_matrix import as_column, as_train
 from tnlib.formats.train.tt_rounding import change_pair
 from tnlib.formats.train.tt_svd import ttm_svd
 from tnlib.linalg.scaling import rescale
@@ -105,8 +105,10 @@ def apply_gate(
     four = _two_leg_gate(gate, [tt.shape[k] for k in sites])
     ordered = four if sites[0] < sites[1] else four.transpose(1, 0, 3, 2)
     if abs(sites[0] - sites[1]) > 1:
-        operator = _operator(ordered, sorted(sites), tt.shape)
-        product, budget = truncated_product(operator, as_column(tt), rtol, max_rank, 0.0)
+        rows, columns = ordered.shape[:2], ordered.shape[2:]
+        matrix = ordered.reshape(math.prod(rows), math.prod(columns))
+        operator = embed(ttm_svd(matrix, rows, columns).value, sorted(sites), tt.shape)
+        product, budget = truncated_product(operator, as_column(tt), rtol, max_rank)
         value, first = product.fused(), 1
     else:
         value, budget = _on_two_legs(tt, ordered, min(sites), rtol, max_rank)
@@ -137,13 +139,6 @@ def _two_leg_gate(gate: npt.ArrayLike, sizes: Sequence[int]) -> Array:
         f"apply_gate: gate must have shape ({side}, {side}) or (m, m', {sizes[0]}, {sizes[1]}), got {array.shape}; "
         "reshape it."
     )
-
-
-def _operator(gate: Array, sites: Sequence[int], shape: Sequence[int]) -> TTMatrix:
-    """Return a gate (m, m', n, n') on two distant legs as an operator on all."""
-    sizes = gate.shape
-    matrix = gate.reshape(sizes[0] * sizes[1], sizes[2] * sizes[3])
-    return embed(ttm_svd(matrix, sizes[:2], sizes[2:]).value, sites, shape)
 
 
 def _on_one_leg(tt: TensorTrain, gate: Array, site: int) -> TensorTrain:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array
 from tnlib.linalg.canonical_basis import canonical_basis_change, canonical_columns
 from tnlib.linalg.gram import adjoint_times, project
 from tnlib.linalg.gram_svd import LeftSVD, left_svd
@@ -29,25 +29,25 @@ _SAMPLED_SIZE = 1 << 16  # entries below which a sample saves nothing
 
 
 def split_legs(
-    x: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None = None
+    x: Array, legs: Sequence[int], budget: TruncationBudget, norm: float | None = None
 ) -> tuple[list[Array], Array]:
     """Split `legs` off `x` (l, legs ... t), of norm `norm` if known; return their cores and the rest (r, t)."""
     cores: list[Array] = []
     rest = x
     while legs:
         if rest.size <= _SHORT:
-            return _split_by_svds(cores, rest, legs, budget, max_rank)
-        if (sampled := _split_by_sampling(rest, legs, budget, max_rank, norm)) is not None:
+            return _split_by_svds(cores, rest, legs, budget)
+        if (sampled := _split_by_sampling(rest, legs, budget, norm)) is not None:
             head, rest = sampled
         else:
-            head, rest = _split_by_gram_matrix(rest, legs, budget, max_rank, norm)
+            head, rest = _split_by_gram_matrix(rest, legs, budget, norm)
         cores += head
         legs, norm = legs[len(head) :], None
     return cores, rest
 
 
 def _split_by_sampling(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, norm: float | None
 ) -> tuple[list[Array], Array] | None:
     """Return the cores of half of the `legs` and the rest, or None where a sample does not show a low rank.
 
@@ -57,7 +57,7 @@ def _split_by_sampling(
 
     so the sweep over C accounts for nearly all of the error, and the second term is measured.
     """
-    if rest.size < _SAMPLED_SIZE or (budget.rtol is None and max_rank is not None):
+    if rest.size < _SAMPLED_SIZE or (budget.rtol is None and budget.max_rank is not None):
         return None  # with a cap alone the error is to be the smallest, not one within bounds
     rows = [len(rest) * math.prod(legs[: k + 1]) for k in range(len(legs))]
     half = min(range(len(legs)), key=lambda i: (rows[i] + rest.size // rows[i], -i))  # a tall matrix samples cheaper
@@ -66,14 +66,14 @@ def _split_by_sampling(
     if columns is None:
         return None
     with budget.trial() as trial:
-        head, _ = split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget, max_rank)
+        head, _ = split_legs(columns.reshape(len(rest), -1), legs[: half + 1], budget)
         # r [(l n0 ... nk)] (n(k+1) ... t)
         projected, discarded = project(merge_cores(head), flat, size=norm, negligible=budget.negligible)
         return (head, projected) if trial.commit_measured(discarded) else None
 
 
 def _split_by_gram_matrix(
-    rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank, norm: float | None
+    rest: Array, legs: Sequence[int], budget: TruncationBudget, norm: float | None
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few `legs` and the rest."""
     threshold = budget.threshold
@@ -83,9 +83,9 @@ def _split_by_gram_matrix(
         left = left_svd(flat.reshape(1, *flat.shape), exact=False)
         if 2 * np.count_nonzero(left.s > threshold) <= len(flat):
             break
-    if budget.admits(left.error_estimate, max_rank):
+    if budget.admits(left.error_estimate):
         with budget.trial() as trial:
-            cores = isometries(left, len(rest), legs[:count], budget, max_rank)
+            cores = isometries(left, len(rest), legs[:count], budget)
             if trial.is_resolved(left.error_estimate):
                 if left.error_estimate == 0.0 or trial.discarded == 0.0:
                     trial.commit()
@@ -94,7 +94,7 @@ def _split_by_gram_matrix(
                 if trial.commit_measured(discarded):  # measured, it is free of the error estimate
                     return cores, projected
     left = left_svd(flat.reshape(1, *flat.shape), exact=True)
-    cores = isometries(left, len(rest), legs[:count], budget, max_rank)
+    cores = isometries(left, len(rest), legs[:count], budget)
     return cores, _projected(cores, flat)  # r [(l n0 ... nk)] (n(k+1) ... t)
 
 
@@ -104,14 +104,14 @@ def _projected(cores: Sequence[Array], flat: Array) -> Array:
 
 
 def _split_by_svds(
-    cores: list[Array], rest: Array, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
+    cores: list[Array], rest: Array, legs: Sequence[int], budget: TruncationBudget
 ) -> tuple[list[Array], Array]:
     """Return `cores` with those of all `legs` behind them, and the rest; SVD by SVD."""
     for leg in legs:
         left = len(rest)
         flat = rest.reshape(left * leg, -1)
         u, s, _ = thin_svd(flat)
-        rank = budget.truncate(s, max_rank=max_rank)
+        rank = budget.truncate(s)
         if rank < len(s):
             u, s = u[:, :rank], s[:rank]
         basis = canonical_columns(u, s, budget.dtype)
@@ -122,25 +122,23 @@ def _split_by_svds(
     return cores, rest
 
 
-def isometries(
-    svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget, max_rank: MaxRank
-) -> list[Array]:
+def isometries(svd: LeftSVD, left: int, legs: Sequence[int], budget: TruncationBudget) -> list[Array]:
     """Return the left-isometric cores (l, n, r) of `legs` from the left SVD of their matrix (l legs, others)."""
     if len(legs) == 1:
-        return [_isometry(svd, left, budget, max_rank)]
+        return [_isometry(svd, left, budget)]
     cores: list[Array] = []
     exact = svd.error_estimate == 0.0
     rest = svd.u * svd.s  # (l n0 ... nk) (others)
     for n in legs:
         flat = rest.reshape(left * n, -1)
-        cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget, max_rank))
+        cores.append(_isometry(left_svd(flat[None], exact=exact), left, budget))
         rest = merge_cores(cores[-1:]).conj().T @ flat
         left = len(rest)
     return cores
 
 
-def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget, max_rank: MaxRank) -> Array:
-    rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+def _isometry(svd: LeftSVD, left: int, budget: TruncationBudget) -> Array:
+    rank = budget.truncate(svd.s, error_estimate=svd.error_estimate)
     u, s = svd.u[:, :rank], svd.s[:rank]
     change = canonical_basis_change(u, s, budget.dtype, squared=svd.error_estimate > 0.0)
     return change.columns(u).reshape(left, -1, rank)  # l n r

@@ -10,6 +10,8 @@ The samples are independent, unlike those of a Markov chain, and each costs one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tnlib._errors import ArgumentError
@@ -68,20 +70,27 @@ def sample(tt: TensorTrain, n_samples: int, *, rng: np.random.Generator | int | 
         raise ArgumentError("sample: tt must not be zero, got norm 0; its entries have no probabilities.")
     uniform = generator.random((count, len(tt.cores)))
     step = max(1, _BATCH // max(core.shape[1] * core.shape[2] for core in train.cores))
-    return np.concatenate([_invert_distribution(train, uniform[i : i + step]) for i in range(0, count, step)])
+    return np.concatenate([invert_distribution(train.cores, uniform[i : i + step]) for i in range(0, count, step)])
 
 
-def _invert_distribution(train: TensorTrain, uniform: Array) -> Array:
-    """Return the indices (N, d) at which the conditional distribution functions pass `uniform` (N, d)."""
+def invert_distribution(cores: Sequence[Array], uniform: Array, given: Array | None = None) -> Array:
+    """Return the indices (N, d) at which the conditional distribution functions pass `uniform` (N, d).
+
+    `cores` are right-isometric but the first. The first legs may be `given`, (N, d) with -1 for those to draw; where
+    the train is zero for them, the others are arbitrary.
+    """
     chosen = np.empty(uniform.shape, np.int64)
     samples = np.arange(len(uniform))
-    rows = np.ones((len(uniform), 1), train.dtype)  # N l
-    for k, core in enumerate(train.cores):
+    rows = np.ones((len(uniform), 1), cores[0].dtype)  # N l
+    for k, core in enumerate(cores):
         candidates = (rows @ core.reshape(len(core), -1)).reshape(len(rows), *core.shape[1:])  # N [l] n r
         weights = np.square(np.abs(candidates), dtype=np.float64).sum(axis=2)  # N n
         passed = np.cumsum(weights, axis=1)
         # below the total even after rounding, so that an index of probability zero is never chosen
         thresholds = np.minimum(uniform[:, k] * passed[:, -1], np.nextafter(passed[:, -1], 0.0))
         chosen[:, k] = (passed <= thresholds[:, None]).sum(axis=1)
+        if given is not None:
+            drawn = np.minimum(chosen[:, k], core.shape[1] - 1)  # zeros pass nothing
+            chosen[:, k] = np.where(given[:, k] < 0, drawn, given[:, k])
         rows, _ = normalize_rows(np.ascontiguousarray(candidates[samples, chosen[:, k]]))
     return chosen

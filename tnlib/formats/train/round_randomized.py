@@ -25,7 +25,7 @@ from tnlib._errors import ArgumentError
 from tnlib._fit import Fit, report
 from tnlib._typing import Array
 from tnlib._validate import as_max_rank, as_rng, as_rtol, refuse_foreign_keywords
-from tnlib.formats.train.cores import add_cores, with_common_exponent
+from tnlib.formats.train.cores import add_cores, attainable_ranks, with_common_exponent
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, as_train
 from tnlib.formats.train.tt_rounding import right_canonicalize, round_train, train_budget, truncate_bonds
@@ -107,14 +107,14 @@ def round_randomized(
         formed = TensorTrain.from_sweep(add_cores(cores), None, exponent)
         rounded, budget = round_train(formed, rtol, max_rank)
         notes = budget.notes("bond", first=1)
-        return report(name, terms[0].unfused(rounded.fused()), error=budget.error, rtol=rtol, notes=notes)
+        return report(name, terms[0].unfused(rounded), error=budget.error, rtol=rtol, notes=notes)
     projection, lost = sketched
     kept = norm(projection.cores[-1])
     total = math.hypot(kept, lost)
     rest = rtol if rtol is None or total == 0 else math.sqrt(max(0.0, rtol**2 - (lost / total) ** 2))
     gathered = right_canonicalize(projection)
-    budget = train_budget(gathered, rest)
-    rounded, _ = truncate_bonds(gathered, budget, max_rank)
+    budget = train_budget(gathered, rest, max_rank)
+    rounded, _ = truncate_bonds(gathered, budget)
     value = terms[0].unfused(TensorTrain.from_sweep(rounded.cores, rounded.center, rounded.exponent + exponent))
     error = math.hypot(lost, budget.error * kept) / total if total > 0 else 0.0
     return report(name, value, error=error, rtol=rtol, estimate="")
@@ -143,13 +143,8 @@ def _project_within(
 
 def bond_bounds(terms: Sequence[Cores]) -> list[int]:
     """Return an upper bound of the rank of each of the d + 1 bonds of the sum."""
-    legs, bounds = [core.shape[1] for core in terms[0]], [sum(map(len, cores)) for cores in zip(*terms, strict=True)]
-    bounds = [1, *bounds[1:], 1]
-    for k, n in enumerate(legs):
-        bounds[k + 1] = min(bounds[k + 1], n * bounds[k])
-    for k, n in reversed(list(enumerate(legs))):
-        bounds[k] = min(bounds[k], n * bounds[k + 1])
-    return bounds
+    _, *ranks = (sum(map(len, cores)) for cores in zip(*terms, strict=True))
+    return attainable_ranks([1, *ranks, 1], [core.shape[1] for core in terms[0]])
 
 
 def project_on_sketch(terms: Sequence[Cores], width: int, rng: np.random.Generator) -> tuple[TensorTrain, float]:

@@ -208,8 +208,8 @@ def truncate_bond(tt: T, bond: int, *, rtol: float | None = None, max_rank: int 
     train = move_center(tt.fused(), bond - 1)
     cores = list(train.cores)
     pair = TensorTrain.from_sweep(cores[bond - 1 : bond + 1], 0)
-    budget = TruncationBudget(norm(pair.cores[0]), rtol, [max(pair.ranks[1], len(cores))], tt.dtype)
-    cores[bond - 1 : bond + 1] = truncate_bonds(pair, budget, max_rank)[0].cores
+    budget = TruncationBudget(norm(pair.cores[0]), rtol, [max(pair.ranks[1], len(cores))], tt.dtype, max_rank)
+    cores[bond - 1 : bond + 1] = truncate_bonds(pair, budget)[0].cores
     value = tt.unfused(TensorTrain.from_sweep(cores, bond, train.exponent))
     return report("truncate_bond", value, error=budget.error, rtol=rtol, notes=budget.notes("bond", first=bond))
 
@@ -264,7 +264,7 @@ def correlation_length(core: npt.ArrayLike) -> float:
 
     try:
         # A product of 2 r - 1 nilpotent r x r matrices on either side of x vanishes.
-        first, second = leading_moduli(transfer, r * r, a.dtype, count=2, nilpotency_bound=2 * r - 1)
+        first, second = leading_moduli(transfer, r * r, a.dtype, nilpotency_bound=2 * r - 1)
     except np.linalg.LinAlgError:
         raise ArgumentError(
             "correlation_length: core must have a transfer matrix with a leading eigenvalue, got one without; "
@@ -272,5 +272,5 @@ def correlation_length(core: npt.ArrayLike) -> float:
         ) from None
     if second <= np.finfo(np.float64).eps * first:
         return 0.0
-    ratio = float(second / first)
+    ratio = second / first
     return math.inf if ratio >= 1.0 - 1e-12 else -1.0 / math.log(ratio)

@@ -20,6 +20,7 @@ from tnlib._typing import Array, MaxRank
 from tnlib.formats.train.canonicalize import change_bond_bases, move_center
 from tnlib.formats.train.cores import attach_left, attach_right, columns, rows
 from tnlib.formats.train.format import TensorTrain, Train
+from tnlib.formats.train.tt_matrix import T
 from tnlib.linalg.canonical_basis import CanonicalForm, choose_groups
 from tnlib.linalg.orthogonal import orthonormal_rows
 from tnlib.linalg.scaling import Scaled, norm, rescale
@@ -27,13 +28,11 @@ from tnlib.linalg.thin_svd import truncated_svd
 from tnlib.linalg.truncation import TruncationBudget
 
 
-def round_train(
-    t: Train, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float = 0.0
-) -> tuple[Train, TruncationBudget]:
+def round_train(t: T, rtol: float | None, max_rank: MaxRank, degeneracy_tol: float = 0.0) -> tuple[T, TruncationBudget]:
     """Return the rounded train, left-canonical, and its truncations."""
     train = right_canonicalize(t.fused())
-    budget = train_budget(train, rtol, degeneracy_tol)
-    rounded, _ = truncate_bonds(train, budget, max_rank)
+    budget = train_budget(train, rtol, max_rank, degeneracy_tol)
+    rounded, _ = truncate_bonds(train, budget)
     return t.unfused(rounded), budget
 
 
@@ -47,10 +46,12 @@ def canonical_train(t: Train, function: str, groups: Any) -> CanonicalForm:
     return CanonicalForm(value, list(zip(columns, spectra, strict=True)), chosen)
 
 
-def train_budget(train: TensorTrain, rtol: float | None, degeneracy_tol: float = 0.0) -> TruncationBudget:
+def train_budget(
+    train: TensorTrain, rtol: float | None, max_rank: MaxRank = None, degeneracy_tol: float = 0.0
+) -> TruncationBudget:
     """Return the budget of a right-canonical train, whose first core carries the norm."""
     sides = [max(core.shape[0], len(train.cores)) for core in train.cores[1:]]
-    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype, degeneracy_tol)
+    return TruncationBudget(norm(train.cores[0]), rtol, sides, train.dtype, max_rank, degeneracy_tol)
 
 
 def right_canonicalize(train: TensorTrain) -> TensorTrain:
@@ -68,7 +69,7 @@ def right_canonicalize(train: TensorTrain) -> TensorTrain:
 
 
 def truncate_bonds(
-    train: TensorTrain, budget: TruncationBudget, max_rank: MaxRank, *, diagonal: bool = False
+    train: TensorTrain, budget: TruncationBudget, *, diagonal: bool = False
 ) -> tuple[TensorTrain, list[Array]]:
     """Return a right-canonical train, truncated and left-canonical, and the singular values that every bond keeps.
 
@@ -79,7 +80,7 @@ def truncate_bonds(
     spectra: list[Array] = []
     rest = train.cores[0]
     for core in train.cores[1:]:
-        svd = truncated_svd(rows(rest), budget, max_rank, diagonal=diagonal)
+        svd = truncated_svd(rows(rest), budget, diagonal=diagonal)
         out.append(reshape(svd.u, (*rest.shape[:2], -1)))  # l n r'
         spectra.append(svd.s)
         rest = attach_left(svd.rest, core)  # r' [r] n r''
@@ -103,8 +104,8 @@ def change_pair(
     theta, exponent = rescale(np.ascontiguousarray(product), moved.exponent)
     left, m, m_next, right = theta.shape
     flat = theta.reshape(left * m, m_next * right)
-    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype)
-    svd = truncated_svd(flat, budget, max_rank)
+    budget = TruncationBudget(norm(theta), rtol, [max(min(flat.shape), len(cores))], theta.dtype, max_rank)
+    svd = truncated_svd(flat, budget)
     cores[site], cores[site + 1] = svd.u.reshape(left, m, -1), svd.rest.reshape(-1, m_next, right)
     return TensorTrain.from_sweep(cores, site + 1, exponent), budget
 
@@ -112,4 +113,4 @@ def change_pair(
 def schmidt_form(train: TensorTrain, *, diagonal: bool = False) -> tuple[TensorTrain, list[Array]]:
     """Return the result of `truncate_bonds` at the numerical ranks of the train."""
     gathered = right_canonicalize(train)
-    return truncate_bonds(gathered, train_budget(gathered, None), None, diagonal=diagonal)
+    return truncate_bonds(gathered, train_budget(gathered, None), diagonal=diagonal)

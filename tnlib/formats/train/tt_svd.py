@@ -20,7 +20,7 @@ from tnlib._fit import Fit, report
 from tnlib._format import Format, with_arrays_of
 from tnlib._registry import implementation
 from tnlib._typing import Array, MaxRank, SlicedArray
-from tnlib._validate import as_max_ranks, as_rtol, check_bonds, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_max_ranks, as_rtol, check_bonds, refuse_foreign_keywords
 from tnlib.formats.train.cores import pair_legs
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import split_legs
@@ -28,6 +28,7 @@ from tnlib.formats.train.tt_matrix import TTMatrix, as_leg_pairs
 from tnlib.linalg.scaling import Prepared, prepare
 from tnlib.linalg.threads import single_threaded_blas, single_threaded_blas_of_large
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.matrix_sketch import SketchedError
@@ -92,11 +93,7 @@ def tt_svd(
     (1, 2, 2, 2, 1)
     """
     rtol, max_rank = as_rtol("tt_svd", rtol), as_max_ranks("tt_svd", max_rank)
-    opened, dense = None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_array
-
-        opened, dense = open_array("tt_svd", "x", x, storage, {"rtol": rtol, "max_rank": max_rank})
+    opened, dense = open_large("tt_svd", "x", x, storage, {"rtol": rtol, "max_rank": max_rank})
     budget: TruncationBudget | SketchedError
     if opened is None:
         prepared = prepare("tt_svd", "x", dense)
@@ -119,27 +116,23 @@ def decompose_prepared(x: Prepared, rtol: float | None, max_rank: MaxRank) -> tu
     for n in array.shape[:-1]:
         rows *= n
         sides.append(min(rows, array.size // rows))
-    budget = TruncationBudget(norm, rtol, sides, array.dtype)
-    cores = split_array(array, budget, max_rank)
+    budget = TruncationBudget(norm, rtol, sides, array.dtype, max_rank)
+    cores = split_array(array, budget)
     return TensorTrain.from_sweep(cores, len(cores) - 1, exponent), budget
 
 
-def split_array(x: Array, budget: TruncationBudget, max_rank: MaxRank) -> list[Array]:
+def split_array(x: Array, budget: TruncationBudget) -> list[Array]:
     """Split `x` (n[0], ..., n[d-1]) into cores by d - 1 truncations from the left.
 
     `x` is the whole tensor of `budget`, or the part of it that earlier truncations kept.
     """
     *legs, last = x.shape
     norm = None if budget.records else budget.norm
-    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, max_rank, norm)
+    cores, rest = split_legs(x.reshape(1, -1), tuple(legs), budget, norm)
     if not legs:
         rest = rest.copy()  # of one leg it is x itself
     cores.append(rest.reshape(-1, last, 1))
     return [core if core.dtype == x.dtype else core.astype(x.dtype) for core in cores]
-
-
-if TYPE_CHECKING:
-    from tnlib.out_of_core.storage import Storage
 
 
 @single_threaded_blas
@@ -193,12 +186,8 @@ def ttm_svd(
         check_bonds("ttm_svd", max_rank, len(rows) - 1)
         value, budget = of_format(a, rows, columns, rtol, max_rank)
     else:
-        passes, dense = None, a
-        if storage is not None or is_stored(a):
-            from tnlib.out_of_core.open_array import open_passes
-
-            call = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
-            passes, dense = open_passes("ttm_svd", "a", a, storage, call)
+        call = {"rtol": rtol, "max_rank": max_rank, "legs": repr((row_shape, col_shape))}
+        passes, dense = open_large("ttm_svd", "a", a, storage, call, one_read=False)
         if passes is None:
             matrix, exponent, norm = prepare("ttm_svd", "a", dense, ndim=2)
             rows, columns = as_leg_pairs("ttm_svd", row_shape, col_shape, matrix.shape)

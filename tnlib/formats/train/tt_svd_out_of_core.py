@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._errors import ArgumentError
-from tnlib._typing import Array, MaxRank
+from tnlib._typing import Array, Caps, MaxRank
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.leg_splitting import ROWS, isometries, merge_cores, split_legs
@@ -73,25 +73,25 @@ def _decompose_source(
     """Return the left-canonical train of a source and its truncations; leg k is that of the axes `legs[k]`."""
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
-    budget = TruncationBudget(1.0, rtol, sides, source.dtype)  # the norm is known after the first pass
-    cores = _split_in_the_middle(passes, source, legs, budget, max_rank)
+    budget = TruncationBudget(1.0, rtol, sides, source.dtype, max_rank)  # the norm is known after the first pass
+    cores = _split_in_the_middle(passes, source, legs, budget)
     if cores is None:
         source.exponent = 0  # that of a sample need not suit the whole
-        largest = passes.limit.largest_gram(np.result_type(source.dtype, np.float64).itemsize)
+        largest = passes.limit.largest_gram(source.dtype)
         joins_less = joined_size(source, legs[-1]) < joined_size(source, legs[0])
         if isinstance(source, DaskSource) and joins_less and sizes[-1] <= largest:
-            cores = _split_from_the_right(passes, source, legs, budget, max_rank)
+            cores = _split_from_the_right(passes, source, legs, budget)
         else:
-            cores = _split_from_the_left(passes, source, legs, budget, max_rank)
+            cores = _split_from_the_left(passes, source, legs, budget)
     cores = [core.astype(source.dtype, copy=False) for core in cores]
     return TensorTrain.from_sweep(cores, len(cores) - 1, source.exponent), budget
 
 
 def _split_in_the_middle(
-    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget
 ) -> list[Array] | None:
     """Return the cores, None where a sample of rows does not show low ranks or the projection misses the tolerance."""
-    if len(legs) < 2 or (budget.rtol is None and max_rank is not None):
+    if len(legs) < 2 or (budget.rtol is None and budget.max_rank is not None):
         return None
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + math.prod(sizes[k:]))
@@ -103,28 +103,26 @@ def _split_in_the_middle(
     if columns is None:  # the scale of the sample is not that of the array
         return None
     with budget.trial() as trial:
-        head, _ = split_legs(columns.reshape(1, -1), sizes[:half], budget, max_rank)
+        head, _ = split_legs(columns.reshape(1, -1), sizes[:half], budget)
         rest, discarded = project_columns(
             passes, source, kept, merge_cores(head), norm=budget.norm, negligible=budget.negligible
         )
         if not trial.commit_measured(discarded):
             return None
-    tail, rest = split_legs(rest, sizes[half:-1], budget, max_rank)
+    tail, rest = split_legs(rest, sizes[half:-1], budget)
     return [*head, *tail, rest.reshape(-1, sizes[-1], 1)]
 
 
 def _split_from_the_left(
-    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
+    passes: Passes, source: ArraySource, legs: Sequence[Sequence[int]], budget: TruncationBudget
 ) -> list[Array]:
     sizes = [math.prod(source.shape[a] for a in axes) for axes in legs]
     cores: list[Array] = []
-    current, stored = source, None
+    current = source
     groups = [tuple(axes) for axes in legs]  # of `current`, whose first axis is the bond after the first step
     while (current.on_workers and len(groups) > 1) or not passes.limit.holds(8 * current.size):
-        head, projected = _split_first_legs(passes, current, groups, budget, max_rank)
-        if stored is not None:
-            passes.discard(stored)
-        current, stored = passes.as_source(projected), projected
+        head, projected = _split_first_legs(passes, current, groups, budget)
+        current = passes.as_source(projected)
         cores += head
         first = groups[len(head)][0] - 1  # all axes before it have become the bond
         groups = [tuple(a - first for a in axes) for axes in groups[len(head) :]]
@@ -132,24 +130,22 @@ def _split_from_the_left(
     bond = cores[-1].shape[-1] if cores else 1
     if not cores:
         budget.norm = float(np.linalg.norm(rest))
-    tail, rest = split_legs(rest.reshape(bond, -1), sizes[len(cores) : -1], budget, max_rank)
+    tail, rest = split_legs(rest.reshape(bond, -1), sizes[len(cores) : -1], budget)
     return [*cores, *tail, rest.reshape(-1, sizes[-1], 1)]
 
 
 def _split_from_the_right(
-    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget, max_rank: MaxRank
+    passes: Passes, source: DaskSource, legs: Sequence[Sequence[int]], budget: TruncationBudget
 ) -> list[Array]:
     """Return the cores from the train of the transposed array: chunks that divide the first legs hold the last ones.
 
     They are left-canonical as well, with positive leading entries.
     """
-    max_rank = max_rank[::-1] if isinstance(max_rank, tuple) else max_rank
     turned = source.permuted([a for axes in reversed(legs) for a in axes])
     starts = [0, *itertools.accumulate(len(axes) for axes in reversed(legs))]
     budget.sides = budget.sides[::-1]
-    cores = _split_from_the_left(
-        passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget, max_rank
-    )
+    budget.max_rank = budget.max_rank[::-1] if isinstance(budget.max_rank, tuple) else budget.max_rank
+    cores = _split_from_the_left(passes, turned, [range(*ends) for ends in itertools.pairwise(starts)], budget)
     budget.records.reverse()
     turned_back = TensorTrain.from_sweep([core.transpose(2, 1, 0) for core in reversed(cores)], 0)
     train = move_center(turned_back, len(cores) - 1)
@@ -162,11 +158,7 @@ def _split_from_the_right(
 
 
 def _split_first_legs(
-    passes: Passes,
-    current: ArraySource,
-    groups: Sequence[tuple[int, ...]],
-    budget: TruncationBudget,
-    max_rank: MaxRank,
+    passes: Passes, current: ArraySource, groups: Sequence[tuple[int, ...]], budget: TruncationBudget
 ) -> tuple[list[Array], Array]:
     """Return the cores of the first few legs and the projected array (r, other axes)."""
     if len(groups) == 1:
@@ -175,11 +167,11 @@ def _split_first_legs(
             f"{passes.limit.total:,}; raise memory, or split its leg."
         )
     bond = current.shape[0] if groups[0][0] > 0 else 1
-    count, spectrum = _svd_of_first_legs(passes, current, groups, budget, max_rank)
+    count, spectrum = _svd_of_first_legs(passes, current, groups, budget)
     sizes = [math.prod(current.shape[a] for a in axes) for axes in groups[:count]]
 
     def choose(svd: LeftSVD) -> list[Array]:
-        return isometries(svd, bond, sizes, budget, max_rank)
+        return isometries(svd, bond, sizes, budget)
 
     def basis_of(_: LeftSVD, cores: list[Array]) -> Array:
         basis = merge_cores(cores)
@@ -193,16 +185,12 @@ def _split_first_legs(
 
 
 def _svd_of_first_legs(
-    passes: Passes,
-    current: ArraySource,
-    groups: Sequence[tuple[int, ...]],
-    budget: TruncationBudget,
-    max_rank: MaxRank,
+    passes: Passes, current: ArraySource, groups: Sequence[tuple[int, ...]], budget: TruncationBudget
 ) -> tuple[int, LegSVD]:
     """Return a number of legs whose matrix has a low rank, or else the most that memory allows, and its left SVD."""
     rows = [math.prod(current.shape[: axes[0]]) for axes in groups[1:]]
-    cap = max(max_rank) if isinstance(max_rank, tuple) else max_rank
-    largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
+    cap = _largest_cap(budget.max_rank)
+    largest = passes.limit.largest_gram(current.dtype)
     if rows[0] > largest:
         raise ArgumentError(
             f"{current.function}: storage.memory must hold a Gram matrix of the {rows[0]:,} rows of leg 0, got "
@@ -212,11 +200,15 @@ def _svd_of_first_legs(
     joined = [k for k in counts if joined_size(current, range(groups[k][0])) <= passes.limit.largest_tile]
     for count in joined or counts[:1]:
         m = rows[count - 1]
-        spectrum = first_svd(passes, current, range(groups[count][0]), budget, max_rank)
+        spectrum = first_svd(passes, current, range(groups[count][0]), budget)
         kept = int(np.count_nonzero(spectrum.svd.s > budget.threshold))
         if 2 * min(kept, m if cap is None else cap) <= m:
             break
     return count, spectrum
+
+
+def _largest_cap(max_rank: Caps) -> int | None:
+    return max(cap or 1 for cap in max_rank) if isinstance(max_rank, tuple) else max_rank
 
 
 def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: TruncationBudget) -> None:
@@ -231,14 +223,14 @@ def _refuse_no_saving(current: ArraySource, rows: int, rank: int, budget: Trunca
 def _decompose_in_one_read(read: OneRead, rtol: float | None, max_rank: MaxRank) -> tuple[TensorTrain, SketchedError]:
     """Return the left-canonical train of an array that is read once, and the estimate of its error."""
     read.require_legs(2)
-    width = require_rank(read.function, max(max_rank) if isinstance(max_rank, tuple) else max_rank)
+    width = require_rank(read.function, _largest_cap(max_rank))
     sizes = read.shape
     half = min(range(1, len(sizes)), key=lambda k: math.prod(sizes[:k]) + _COLUMN_COST * math.prod(sizes[k:]))
     sketch = SketchedMatrix(read, range(half), width)
     sides = [min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))]
-    budget = sketch.budget(rtol, sides, read.dtype)
-    head, rest = split_legs(sketch.left.reshape(1, -1), sizes[:half], budget, max_rank)
-    tail, rest = split_legs(rest @ sketch.right, sizes[half:-1], budget, max_rank)
+    budget = sketch.budget(rtol, sides, read.dtype, max_rank)
+    head, rest = split_legs(sketch.left.reshape(1, -1), sizes[:half], budget)
+    tail, rest = split_legs(rest @ sketch.right, sizes[half:-1], budget)
     last = rest.reshape(-1, sizes[-1], 1)
     right = merge_cores([*tail, last]).reshape(head[-1].shape[2], -1)  # r (n ... n)
     error = sketch.relative_error(merge_cores(head), right)

@@ -10,9 +10,6 @@ so no sweep raises the error of the known entries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from tnlib._errors import ArgumentError
@@ -20,32 +17,20 @@ from tnlib._fit import roundoff
 from tnlib._typing import Array
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
-from tnlib.linalg.missing_entries import describe_known, residual_of_known
+from tnlib.linalg.missing_entries import residual_of_known
 from tnlib.linalg.scaling import prepare, restore, shift
 
 _STATIONARY = 1e-6  # a sweep that lowers the error by less than this fraction of itself ends the iteration
 
 
-class KnownFit(NamedTuple):
-    """A Tucker decomposition of known entries, and their relative error."""
-
-    value: Tucker
-    error: float
-    n_iter: int
-    stationary: bool  # or within the tolerance
-    note: str
-
-
 def fit_known_entries(
-    x: Array,
-    known: Array,
-    *,
-    rtol: float | None,
-    max_ranks: Sequence[int | None],
-    n_iter: int,
-    init: Tucker | None = None,
-) -> KnownFit:
-    """Fit the `known` entries of `x`, which is zero elsewhere, in at most `n_iter` sweeps, from zeros or `init`."""
+    x: Array, known: Array, rtol: float | None, max_ranks: tuple[int | None, ...], n_iter: int, init: Tucker | None
+) -> tuple[Tucker, float, int, bool]:
+    """Fit the `known` entries of `x`, which is zero elsewhere, in at most `n_iter` sweeps, from zeros or `init`.
+
+    Return the value, the relative error of the known entries, the number of sweeps, and True if they ended at a minimum
+    or within the tolerance.
+    """
     if max_ranks[0] is None:
         raise ArgumentError(
             "tucker: max_rank must be given for an array with missing entries, got None; the known entries alone do "
@@ -73,4 +58,4 @@ def fit_known_entries(
     value = Tucker(core.astype(scaled.dtype), tuple(factor.astype(scaled.dtype) for factor in factors))
     residual = residual_of_known(scaled, known, value.full())
     value = Tucker(restore("tucker", "x", value.core, exponent), value.factors)
-    return KnownFit(value, residual / size if size > 0 else 0.0, n_sweeps, stationary, describe_known(known))
+    return value, residual / size if size > 0 else 0.0, n_sweeps, stationary

@@ -11,14 +11,15 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._fit import Fit, after_sweeps, refuse_other_arrays, report, wrong_type
 from tnlib._format import with_arrays_of
 from tnlib._typing import SlicedArray
-from tnlib._validate import as_count, as_rtol, as_sizes_of_each, is_stored, refuse_foreign_keywords
+from tnlib._validate import as_count, as_rtol, as_sizes_of_each, refuse_foreign_keywords
 from tnlib.formats.tucker.fit_known_entries import fit_known_entries
 from tnlib.formats.tucker.format import Tucker
 from tnlib.formats.tucker.st_hosvd import orthogonal_iteration, orthonormal_factors, st_hosvd
-from tnlib.linalg.missing_entries import fill_missing
+from tnlib.linalg.missing_entries import describe_known, fill_missing
 from tnlib.linalg.scaling import distance, prepare, restore
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import TruncationBudget
+from tnlib.out_of_core import open_large
 
 if TYPE_CHECKING:
     from tnlib.out_of_core.matrix_sketch import SketchedError
@@ -86,19 +87,15 @@ def tucker(
     ((2, 2, 2), 68)
     """
     rtol, n_iter = as_rtol("tucker", rtol), as_count("tucker", "n_iter", n_iter, least=0)
-    opened, dense = None, x
-    if storage is not None or is_stored(x):
-        from tnlib.out_of_core.open_array import open_array
-
-        call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
-        opened, dense = open_array("tucker", "x", x, storage, call)
+    call = {"rtol": rtol, "max_rank": repr(max_rank), "ranks": repr(ranks)}
+    opened, dense = open_large("tucker", "x", x, storage, call)
     budget: TruncationBudget | SketchedError
     dense, known = fill_missing("tucker", "x", dense)
     if known is not None:
         _, caps = _as_caps(max_rank, ranks, dense, init, n_iter)
-        part = fit_known_entries(dense, known, rtol=rtol, max_ranks=caps, n_iter=n_iter, init=init)
-        fit = report("tucker", part.value, error=part.error, rtol=rtol, n_iter=part.n_iter, estimate=part.note)
-        return after_sweeps("tucker", fit, rtol=rtol, stationary=part.stationary)
+        value, error, n_iter, stationary = fit_known_entries(dense, known, rtol, caps, n_iter, init)
+        fit = report("tucker", value, error=error, rtol=rtol, n_iter=n_iter, estimate=describe_known(known))
+        return after_sweeps("tucker", fit, rtol=rtol, stationary=stationary)
     if opened is None:
         scaled, exponent, norm = prepare("tucker", "x", dense)
         dtype = scaled.dtype

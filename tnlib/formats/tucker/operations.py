@@ -95,6 +95,6 @@ def recompress(t: Tucker, rtol: float | None, max_rank: int | None) -> tuple[Sca
         core = Scaled(core.array, core.exponent + e).update(mode_product(core.array, r, k))  # r0 ... rk' [rk] ...
         bases.append(q)
     array = contiguous(core.array)
-    wide_core, factors, budget = st_hosvd(array, norm(array), rtol, [max_rank] * array.ndim, bases)
+    wide_core, factors, budget = st_hosvd(array, norm(array), rtol, max_rank, bases)
     narrow = [astype(a, t.dtype) for a in (wide_core, *factors)]
     return Scaled(narrow[0], core.exponent), narrow[1:], budget

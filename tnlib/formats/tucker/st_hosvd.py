@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tnlib._array_api import dtype_of, reshape
-from tnlib._typing import Array
+from tnlib._typing import Array, Caps
 from tnlib.formats.tucker.format import Tucker
 from tnlib.linalg.canonical_basis import canonical_basis_change
 from tnlib.linalg.gram import adjoint_times
@@ -36,7 +36,7 @@ def st_hosvd(
     x: Array,
     size: float,
     rtol: float | None,
-    max_ranks: Sequence[int | None],
+    max_rank: Caps,
     bases: Sequence[Array | None] | None = None,
     *,
     dtype: np.dtype[Any] | None = None,
@@ -50,11 +50,11 @@ def st_hosvd(
     """
     shape, dtype = shape or x.shape, dtype or dtype_of(x)
     sides = [min(n, math.prod(shape) // n) for n in shape]
-    budget = TruncationBudget(size, rtol, sides, dtype)
+    budget = TruncationBudget(size, rtol, sides, dtype, max_rank)
     core, factors = x, []
-    for k, max_rank in enumerate(max_ranks):
+    for k in range(x.ndim):
         slabs = unfold_slabs(core, k)
-        svd, rank = _truncated_svd(slabs, budget, max_rank)
+        svd, rank = _truncated_svd(slabs, budget)
         u, s = svd.u[:, :rank], svd.s[:rank]
         basis = None if bases is None else bases[k]
         columns = u if basis is None else basis @ u  # Nk [nk] rk
@@ -70,18 +70,18 @@ def unfold_slabs(x: Array, k: int) -> Array:
     return reshape(x, (math.prod(x.shape[:k]), x.shape[k], -1))  # type: ignore[no-any-return]
 
 
-def _truncated_svd(slabs: Array, budget: TruncationBudget, max_rank: int | None) -> tuple[LeftSVD, int]:
+def _truncated_svd(slabs: Array, budget: TruncationBudget) -> tuple[LeftSVD, int]:
     """Return left singular vectors of the middle leg of (l, n, m), and the rank within the budget."""
     # Singular values from one Gram matrix, where their error estimate leaves the rank and the error certain.
     svd = left_svd(slabs, exact=False)
-    if budget.admits(svd.error_estimate, max_rank):
+    if budget.admits(svd.error_estimate):
         with budget.trial() as trial:
-            rank = budget.truncate(svd.s, max_rank=max_rank, error_estimate=svd.error_estimate)
+            rank = budget.truncate(svd.s, error_estimate=svd.error_estimate)
             if trial.is_resolved(svd.error_estimate):
                 trial.commit()
                 return svd, rank
     svd = left_svd(slabs, exact=True)
-    return svd, budget.truncate(svd.s, max_rank=max_rank)
+    return svd, budget.truncate(svd.s)
 
 
 def orthogonal_iteration(x: Array, factors: Sequence[Array], n_iter: int) -> tuple[Array, list[Array]]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from tnlib._errors import ArgumentError
 from tnlib._typing import Array
 from tnlib.formats.tucker.st_hosvd import st_hosvd
 from tnlib.linalg.gram_svd import left_svd
-from tnlib.linalg.multilinear import mode_product, solve_tall, unfold
+from tnlib.linalg.multilinear import matrix_onto, mode_product, solve_tall, unfold
 from tnlib.linalg.randomized import standard_normal
 from tnlib.linalg.scaling import norm
 from tnlib.linalg.threads import parallel_matmul
@@ -55,40 +55,30 @@ _COLUMN_COST = 8  # as for `tt_svd`
 
 
 def decompose_stored(
-    opened: Passes | OneRead, rtol: float | None, max_ranks: Sequence[int | None]
+    opened: Passes | OneRead, rtol: float | None, max_ranks: tuple[int | None, ...]
 ) -> tuple[Array, list[Array], int, TruncationBudget | SketchedError]:
     """Return the core, the orthonormal factors (n[k], r[k]), the power of two of the core, and the error."""
     if isinstance(opened, OneRead):
         require_rank(opened.function, max_ranks[0])
-        return _tucker_in_one_read(opened, rtol, [cap or 1 for cap in max_ranks])
+        return _tucker_in_one_read(opened, rtol, tuple(cap or 1 for cap in max_ranks))
     with opened as passes:
         core, factors, budget = st_hosvd_in_passes(passes, rtol, max_ranks)
         return core, factors, passes.source.exponent, budget
 
 
-class _Reduced(NamedTuple):
-    """An array in memory in the coordinates of `bases`, and the truncations that led to it, by their legs."""
-
-    array: Array
-    bases: list[Array | None]
-    truncations: dict[int, Truncation]
-
-
 def st_hosvd_in_passes(
-    passes: Passes, rtol: float | None, max_ranks: Sequence[int | None]
+    passes: Passes, rtol: float | None, max_ranks: tuple[int | None, ...]
 ) -> tuple[Array, list[Array], TruncationBudget]:
     """Return the core, the orthonormal factors (n[k], r[k]) and the truncations, as `st_hosvd` of the whole array."""
     source = passes.source
     budget = TruncationBudget(1.0, rtol, [1] * len(source.shape), source.dtype)
-    reduced = _reduce(passes, budget, max_ranks)
+    array, bases, truncations = _reduce(passes, budget, max_ranks)
     left = rtol
     if rtol is not None and budget.norm > 0:
         spent = sum(record.charged for record in budget.records)
         left = math.sqrt(max(0.0, (rtol * budget.norm) ** 2 - spent)) / budget.norm
-    core, factors, rest = st_hosvd(
-        reduced.array, budget.norm, left, max_ranks, reduced.bases, dtype=source.dtype, shape=source.shape
-    )
-    for k, first in reduced.truncations.items():
+    core, factors, rest = st_hosvd(array, budget.norm, left, max_ranks, bases, dtype=source.dtype, shape=source.shape)
+    for k, first in truncations.items():
         second = rest.records[k]
         rest.records[k] = second._replace(
             discarded=math.hypot(first.discarded, second.discarded),
@@ -97,13 +87,18 @@ def st_hosvd_in_passes(
     return core, factors, rest
 
 
-def _reduce(passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | None]) -> _Reduced:
-    """Project legs, those that save most first, until the array fits in memory."""
+def _reduce(
+    passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | None]
+) -> tuple[Array, list[Array | None], dict[int, Truncation]]:
+    """Project legs, those that save most first, until the array fits in memory.
+
+    Return the array in the coordinates of the bases, the bases, and the truncations that led to it, by their legs.
+    """
     source = passes.source
     bases: list[Array | None] = [None] * len(source.shape)
     truncations: dict[int, Truncation] = {}
     sides = [min(n, source.size // n) for n in source.shape]
-    current, stored = source, None
+    current = source
     legs = list(range(len(source.shape)))  # of the axes of `current`
     while current.on_workers or not passes.limit.holds(8 * current.size):
         remaining = [k for k in legs if bases[k] is None]
@@ -113,16 +108,15 @@ def _reduce(passes: Passes, budget: TruncationBudget, max_ranks: Sequence[int | 
             break
         budget.sides = [*budget.sides[: len(budget.records)], *[sides[leg]] * (len(legs) - len(budget.records))]
         axis = legs.index(leg)
-        basis, projected = truncate_legs(passes, current, [axis], budget, max_ranks[leg])
-        if stored is not None:
-            passes.discard(stored)
+        budget.max_rank = max_ranks[leg]
+        basis, projected = truncate_legs(passes, current, [axis], budget)
         bases[leg], truncations[leg] = basis, budget.records[-1]
         legs = [leg, *(k for k in legs if k != leg)]
-        current, stored = passes.as_source(projected), projected
+        current = passes.as_source(projected)
     core = np.array(current.read_all())
     if not truncations:
         budget.norm = norm(core)
-    return _Reduced(np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations)
+    return np.ascontiguousarray(core.transpose(np.argsort(legs))), bases, truncations
 
 
 def _leg_to_reduce(
@@ -132,7 +126,7 @@ def _leg_to_reduce(
 
     None where there is none and the array fits.
     """
-    largest = passes.limit.largest_gram(np.result_type(current.dtype, np.float64).itemsize)
+    largest = passes.limit.largest_gram(current.dtype)
     fitting = [k for k in legs if 1 < shape[k] <= largest]
     if not fitting and passes.limit.holds(8 * current.size):
         return None
@@ -146,7 +140,7 @@ def _leg_to_reduce(
 
 
 def _tucker_in_one_read(
-    read: OneRead, rtol: float | None, caps: Sequence[int]
+    read: OneRead, rtol: float | None, caps: tuple[int, ...]
 ) -> tuple[Array, list[Array], int, SketchedError]:
     read.require_legs(2)
     sketch = _TuckerSketch(read, caps)
@@ -205,7 +199,7 @@ class _TuckerSketch:
             self._factor_sums[k][_at(k, parts)] += _multiply(for_factors, inner, [j for j in range(last) if j != k])
         self._factor_sums[last][_at(last, parts)] += _multiply(a, inner, range(last))
         self._core_sum += _multiply(for_core, outer, range(last))
-        self._error.add(tile, np.ascontiguousarray(self._layout.matrix(a)))
+        self._error.add(tile, np.ascontiguousarray(matrix_onto(a, self._layout.rows)))
 
     def decompose(self) -> tuple[Array, list[Array]]:
         """Return the core and the orthonormal factors."""

@@ -242,8 +242,8 @@ def truncate_gauged(gauged: Gauged, *, rtol: float | None = None, max_rank: int 
     rtol, max_rank = as_rtol("truncate_gauged", rtol), as_max_rank("truncate_gauged", max_rank)
     dtype = np.result_type(*(tensor.data for tensor in gauged.network))
     sizes = [len(weights) for weights in gauged.weights.values()]
-    budget = TruncationBudget(1.0, rtol, sizes, dtype)
-    ranks = {index: budget.truncate(weights, max_rank=max_rank) for index, weights in gauged.weights.items()}
+    budget = TruncationBudget(1.0, rtol, sizes, dtype, max_rank)
+    ranks = {index: budget.truncate(weights) for index, weights in gauged.weights.items()}
     out = gauged.network.copy()
     for tensor in out:
         kept = tuple(slice(ranks.get(index)) for index in tensor.inds)

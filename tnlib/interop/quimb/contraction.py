@@ -266,9 +266,7 @@ def poke_hole(
     >>> sorted(poke_hole(tn, "I0").outer_inds())
     ['bond1', 'k0', 'k0*', 'k1']
     """
-    as_network("poke_hole", tn)
-    tid = as_tensor_id("poke_hole", tn, tensor)
-    return _environment("poke_hole", tn, tid, as_output_indices("poke_hole", tn, legs))[0]
+    return _environment("poke_hole", tn, tensor, legs)[0]
 
 
 @single_threaded_blas
@@ -301,33 +299,30 @@ def derivative(tn: qtn.TensorNetwork, tensor: str | Sequence[str], *, legs: Sequ
     array([[3., 4.],
            [6., 8.]])
     """
-    as_network("derivative", tn)
-    tid = as_tensor_id("derivative", tn, tensor)
-    outer = as_output_indices("derivative", tn, legs)
-    rest, open_legs = _environment("derivative", tn, tid, outer)
+    rest, outer = _environment("derivative", tn, tensor, legs)
     if not rest.num_tensors:  # the network was a single number
         rest |= qtn.Tensor(1.0)
-    return contract_to_array("derivative", rest, (*outer, *open_legs))
+    return contract_to_array("derivative", rest, outer)
 
 
 def _environment(
-    function: str, tn: qtn.TensorNetwork, tid: int, legs: Sequence[str]
+    function: str, tn: qtn.TensorNetwork, tensor: str | Sequence[str], legs: Sequence[str] | None
 ) -> tuple[qtn.TensorNetwork, tuple[str, ...]]:
-    """Return the network without tensor `tid`, and the names of that tensor's legs in the order of its indices."""
-    rest = tn.copy()
-    removed = rest.pop_tensor(tid)
+    """Return the network without `tensor`, and its open legs: `legs`, then those of the tensor, by its indices."""
+    rest = as_network(function, tn).copy()
+    removed, outer = rest.pop_tensor(as_tensor_id(function, tn, tensor)), as_output_indices(function, tn, legs)
     if len(set(removed.inds)) < len(removed.inds):
         raise ArgumentError(
             f"{function}: tensor must not have one index twice, got {', '.join(removed.inds)}; take its trace first."
         )
     open_legs, dtype = [], common_dtype([removed])
     for index, size in zip(removed.inds, removed.shape, strict=True):
-        open_legs.append(_starred(index, tn) if index in legs else index)
-        if index in legs:
+        open_legs.append(_starred(index, tn) if index in outer else index)
+        if index in outer:
             rest |= qtn.Tensor(np.eye(size, dtype=dtype), (index, open_legs[-1]), "IDENTITY")
         elif index not in rest.ind_map:  # an index of the removed tensor alone is summed over
             rest |= qtn.Tensor(np.ones(size, dtype), (index,), "ONES")
-    return rest, tuple(open_legs)
+    return rest, (*outer, *open_legs)
 
 
 def _starred(index: str, tn: qtn.TensorNetwork) -> str:

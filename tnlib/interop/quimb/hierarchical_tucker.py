@@ -77,7 +77,7 @@ def tree(x: npt.ArrayLike, *, rtol: float | None = None, max_rank: int | None = 
         fused = core.reshape([math.prod(children[k] for k in group) for group in groups])
         share = remaining * len(groups) / count
         level_rtol = None if rtol is None else math.sqrt(share)
-        core, bases, budget = st_hosvd(fused, norm, level_rtol, [max_rank] * len(groups))
+        core, bases, budget = st_hosvd(fused, norm, level_rtol, max_rank)
         core = core.astype(dtype, copy=False)
         nodes.append(
             [

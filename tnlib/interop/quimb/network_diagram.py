@@ -40,8 +40,12 @@ def network_diagram(value: Any) -> Diagram:
     nodes: list[Node] = []
     for k, (tensor, a) in enumerate(zip(tensors, as_arrays("draw", tn), strict=True)):
         leg_ends = [index_ends.far_end(i, k, layout.chain_positions, layout.ends) for i in tensor.inds]
-        is_weights = a.ndim == 1 and tensor.inds[0] in copy_tensors
-        nodes.append(_node(tensor, a, is_weights, layout.positions[k], layout.chain_positions[k], leg_ends))
+        position, label = layout.positions[k], _label(tensor.tags)
+        if (a.ndim == 1 and tensor.inds[0] in copy_tensors) or _DIAGONAL_LABELS.keys() & set(tensor.tags):
+            nodes.append(Node("weights", label, position))
+            continue
+        kind, direction = node_kind(a, leg_ends, layout.chain_positions[k], is_center="CENTER" in tensor.tags)
+        nodes.append(Node(kind, "" if kind == "delta" else label, position, direction))
     nodes += [Node("delta", "", layout.positions[k]) for k in copy_tensors.values()]
     legs: list[Leg] = []
     for index, first, second, bond, axes in index_ends.bonds():
@@ -156,15 +160,6 @@ def _level_rotation(points: Array) -> Array:
     if x[0] * cos + y[0] * sin > 0:
         cos, sin = -cos, -sin
     return np.array([[cos, -sin], [sin, cos]])
-
-
-def _node(tensor: Any, a: Array, is_weights: bool, position: Point, origin: Point, leg_ends: Sequence[Point]) -> Node:
-    """Return the node of a tensor at a position; directions are those from `origin` to the ends of its legs."""
-    label = _label(tensor.tags)
-    if is_weights or _DIAGONAL_LABELS.keys() & set(tensor.tags):
-        return Node("weights", label, position)
-    kind, direction = node_kind(a, leg_ends, origin, is_center="CENTER" in tensor.tags)
-    return Node(kind, "" if kind == "delta" else label, position, direction)
 
 
 def _arrow(nodes: Sequence[Node], a: int, b: int, positions: Sequence[Point]) -> int | None:

@@ -20,7 +20,6 @@ from tnlib._errors import ArgumentError, ArgumentTypeError
 from tnlib._format import Format
 from tnlib._typing import Array
 from tnlib.formats.cp.format import CP
-from tnlib.formats.diagrams import core_directions
 from tnlib.formats.matrix.kronecker_terms import KroneckerTerms
 from tnlib.formats.matrix.low_rank import LowRank
 from tnlib.formats.matrix.svd import SVD
@@ -29,7 +28,7 @@ from tnlib.formats.train.format import TensorTrain
 from tnlib.formats.train.tt_matrix import T, TTMatrix
 from tnlib.formats.train.vidal import Vidal
 from tnlib.formats.tucker.format import Tucker
-from tnlib.interop.core_arrays import copies_of_one_dtype, wrong_object
+from tnlib.interop.core_arrays import as_one_precision, wrong_object
 from tnlib.interop.quimb.network_arguments import as_arrays, as_index_names, as_network, binary_exponent
 from tnlib.linalg.scaling import shift_in_range
 
@@ -146,7 +145,7 @@ def from_quimb(obj: Any) -> TensorTrain | TTMatrix:
     groups = list(zip(*sides, strict=True))
     tensors = reader.tensors_with(groups)
     reader.remaining(tensors, 0)
-    cores = copies_of_one_dtype("from_quimb", "tensor", _read_chain(reader, tensors, groups))
+    cores = as_one_precision("from_quimb", "tensor", _read_chain(reader, tensors, groups))
     return kind(cores, find_center(cores), float(obj.exponent) * math.log(10))
 
 
@@ -193,11 +192,9 @@ def _read_train(kind: type[T], reader: NetworkReader) -> T:
     train = kind(_read_chain(reader, tensors, groups), exponent=exponent)
     train = train if factor == 1.0 else train * factor
     centers = [k for k, tensor in enumerate(tensors) if "CENTER" in reader.tags[tensor]]
-    if len(centers) != 1:
+    if len(centers) != 1 or find_center(train.cores, centers[0]) != centers[0]:
         return train
-    directions, center = core_directions(train.cores, centers[0])
-    is_canonical = directions.count(0) == 1  # all cores but the centre are isometric towards it
-    return kind.from_sweep(train.cores, center, train.exponent) if is_canonical else train
+    return kind.from_sweep(train.cores, centers[0], train.exponent)
 
 
 def _read_chain(reader: NetworkReader, tensors: Sequence[int], groups: Sequence[Indices]) -> list[Array]:

@@ -138,7 +138,7 @@ def test_large_tensors_are_fitted_by_their_core(dtype: np.dtype, shape: tuple[in
 
 
 def test_the_discarded_part_of_a_core_is_in_the_error() -> None:
-    assert core_ranks((30, 30, 30), 2) == [4, 4, 4]
+    assert core_ranks((30, 30, 30), 2) == (4, 4, 4)
     assert core_ranks((6, 7, 8), 2) is None
     assert check_fit(oracles.normal((30, 30, 30)), 2).error > 0.9
 

@@ -9,8 +9,9 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib.formats.train.canonicalize import move_center
 from tnlib.formats.train.cross.error_estimate import entries
-from tnlib.formats.train.cross.sampling import Rng, sample_train
+from tnlib.formats.train.cross.sampling import Rng
 from tnlib.formats.train.format import TensorTrain
+from tnlib.formats.train.perfect_sampling import invert_distribution
 
 _KINK_LEGS = 8  # of a sample: the work for each is linear in the number of legs
 
@@ -54,8 +55,7 @@ def sample_kinks(t: TensorTrain, heads: Array, least: float, rng: Rng) -> Array:
 
 def _sample(t: TensorTrain, heads: Array, rng: Rng) -> Array:
     """Return indices (m, d) with the first legs of `heads`, drawn with a probability proportional to |t|^2."""
-    reverse = move_center(t.T, len(t.cores) - 1)
-    return sample_train(reverse.cores, len(heads), rng, heads[:, ::-1])[:, ::-1]
+    return invert_distribution(move_center(t, 0).cores, rng.random((len(t.cores), len(heads))).T, heads)
 
 
 def _ends(heads: Array, shape: Sequence[int]) -> tuple[Array, Array]:

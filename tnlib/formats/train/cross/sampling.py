@@ -8,28 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from tnlib._typing import Array
+from tnlib.formats.train.perfect_sampling import invert_distribution
 
 Rng = np.random.Generator
 
 
-def sample_train(cores: Sequence[Array], count: int, rng: Rng, given: Array | None = None) -> Array:
+def sample_train(cores: Sequence[Array], count: int, rng: Rng) -> Array:
     """Return `count` indices (count, d), drawn independently with the probability |t|^2 / norm(t)^2, t not zero.
 
-    `cores` are left-isometric but the last, so that all legs on the left of one sum to the identity: from the right,
-    the weight of a leg's value given those behind it is a norm (Ferris and Vidal, 2012). The last legs may be `given`,
-    (count, d) with -1 for those to draw; where t is zero for them, the others are arbitrary.
+    `cores` are left-isometric but the last, so that the legs are drawn from the last one to the first.
     """
-    indices = np.empty((count, len(cores)), np.intp)
-    behind = np.ones((count, 1), cores[-1].dtype)
-    for k in range(len(cores) - 1, -1, -1):
-        rows = np.tensordot(behind, cores[k], ([1], [2]))  # m l n [r]
-        indices[:, k] = _draw(np.square(np.abs(rows)).sum(axis=1), rng)  # m [l] n
-        if given is not None:
-            indices[:, k] = np.where(given[:, k] < 0, indices[:, k], given[:, k])
-        behind = rows[np.arange(count), :, indices[:, k]]  # m l
-        norms = np.linalg.norm(behind, axis=1, keepdims=True)
-        behind = behind / np.where(norms > 0, norms, 1)
-    return indices
+    reverse = [core.transpose(2, 1, 0) for core in reversed(cores)]  # r n l
+    return invert_distribution(reverse, rng.random((len(cores), count)).T)[:, ::-1]
 
 
 def sample_uniform(shape: Sequence[int], count: int, rng: Rng) -> Array:

@@ -214,7 +214,7 @@ class _Search:
         self._max_rank, self._callback = max_rank, callback
         self._f, self._shape, self._rtol, self._rng = f, shape, rtol, rng
         self._errors = ErrorEstimator(f, shape, rng)
-        self._zero = round_train(TensorTrain([np.zeros((1, n, 1)) for n in shape]), None, None)[0].fused()
+        self._zero = round_train(TensorTrain([np.zeros((1, n, 1)) for n in shape]), None, None)[0]
         self._best = Fit(self._zero, 1.0, False, False, 0)
         self._cross: CrossInterpolation | None = None
         self._affordable = math.prod(shape) <= max_calls and len(shape) <= MAX_NDIM
@@ -342,7 +342,7 @@ class _Search:
     def _train(self, cross: CrossInterpolation, rounding: float) -> TensorTrain:
         """Return the train of the cross, rounded, in the precision of f."""
         rounded, _ = round_train(TensorTrain(cross.cores()), rounding, self._max_rank)
-        return rounded.fused().astype(self._f.dtype)
+        return rounded.astype(self._f.dtype)
 
     def _estimate(self, cross: CrossInterpolation, train: TensorTrain, target: float) -> tuple[Sample, float]:
         """Return points of large errors and the estimated error.
