@@ -30,7 +30,6 @@ from tnlib_adapters.frozen.frozen_model import linear_part
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Through = Literal["heads", "all"]
-_SHOWN = 8  # rows of a printed table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +61,8 @@ class HeadLoadings(Table):
     total: float
     layers: Mapping[int, Array]
 
+    _SHOWN = 8
+
     @property
     def bypass(self) -> dict[int, float]:
         """The part of the edge that passes no head of a layer, by its index."""
@@ -82,7 +83,7 @@ class HeadLoadings(Table):
         return {"layer": layer, "head": head, "key": key, "loading": self._loadings()[rows]}
 
     def _printed(self) -> Array:
-        return descending(np.abs(self._loadings()), _SHOWN)
+        return descending(np.abs(self._loadings()), self._SHOWN)
 
     def _picture(self) -> str:
         label = "loadings, heads as rows and keys as columns"

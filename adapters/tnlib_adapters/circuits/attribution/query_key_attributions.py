@@ -40,8 +40,6 @@ from tnlib_adapters.frozen.frozen_model import FrozenModel, freeze_weights
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.result_table import Columns, Table, descending
 
-_SHOWN_PAIRS = 6  # rows of a printed table
-
 PairRow = tuple[str, str, float]  # writer of the query, writer of the key, contribution
 
 
@@ -76,6 +74,8 @@ class PairAttribution(Table):
     pairs: Array
     offset: float
 
+    _SHOWN = 6
+
     @property
     def total(self) -> float:
         """The score, which is the sum of all pairs and of the offset."""
@@ -89,11 +89,8 @@ class PairAttribution(Table):
         queries, keys, contributions = zip(*self.top(self.pairs.size)[rows], strict=True)
         return {"query": queries, "key": keys, "contribution": contributions}
 
-    def _printed(self) -> slice:
-        return slice(_SHOWN_PAIRS)
-
     def _notes(self) -> list[str]:
-        others = self.total - sum(value for *_, value in self.top(_SHOWN_PAIRS))
+        others = self.total - sum(value for *_, value in self.top(self._SHOWN))
         return [f"all others {others:.3f}" + (f", of them {self.offset:.3f} by the distance" if self.offset else "")]
 
     def _picture(self) -> str:
@@ -154,9 +151,6 @@ class ScoreAttribution(PairAttribution):
         return np.einsum("pc,c,qc->cpq", left, s, right), s
 
 
-_SHOWN = 10  # rows of a printed table
-
-
 @dataclass(frozen=True, eq=False)
 class LayerPairs:
     """Attributions of the heads of one attention layer."""
@@ -189,6 +183,8 @@ class QKAttributions(Table):
     model: FrozenModel
     layers: tuple[LayerPairs, ...]
 
+    _SHOWN = 10
+
     @property
     def _title(self) -> str:
         heads = sum(len(layer.pairs) for layer in self.layers)
@@ -217,7 +213,7 @@ class QKAttributions(Table):
         }
 
     def _printed(self) -> Array:
-        return descending(np.abs(self._contributions), _SHOWN)
+        return descending(np.abs(self._contributions), self._SHOWN)
 
     def _picture(self) -> str:
         totals = np.stack([layer.pairs.sum(axis=(1, 2)) + layer.offsets for layer in self.layers])  # layer head

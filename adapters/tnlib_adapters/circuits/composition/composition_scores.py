@@ -153,9 +153,6 @@ def _parts(a: Array, centred: bool) -> tuple[Array, Array]:
     return np.concatenate([constant, np.sqrt(stream.shape[-1]) * mean], axis=-1), stream - mean
 
 
-_SHOWN = 5  # pairs listed by repr
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Compositions(Table):
     """Composition scores of all pairs of heads, returned by `compositions`.
@@ -186,6 +183,7 @@ class Compositions(Table):
 
     _HIDDEN = ("kind",)
     _FORMATS: ClassVar = {"multiple": ".2f"}
+    _SHOWN = 5
 
     @property
     def multiples(self) -> Array:
@@ -233,12 +231,6 @@ class Compositions(Table):
         writers, readers = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         numbers = {"score": self.scores[at], "chance": self.chance[at], "multiple": self.multiples[at]}
         return {"kind": [self.kind] * len(writers), "writer": writers, "reader": readers, **numbers}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
     def _picture(self) -> str:
         n_layers, n_heads = self.scores.shape[:2]

@@ -35,7 +35,6 @@ from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
-_SHOWN = 5  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,6 +166,7 @@ class Overlaps(Table):
     notes: tuple[str, ...] = ()
 
     _FORMATS: ClassVar = {"sigma": "+.1f"}
+    _SHOWN = 5
 
     @property
     def sigmas(self) -> Array:
@@ -195,12 +195,6 @@ class Overlaps(Table):
         first, second = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         numbers = {"overlap": self.overlaps[at], "chance": self.chance[at], "sigma": self.sigmas[at]}
         return {"first": first, "second": second, **numbers}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
 
 def largest_pairs(values: Array, *, every: bool) -> Array:

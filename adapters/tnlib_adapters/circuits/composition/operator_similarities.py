@@ -27,7 +27,6 @@ from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table
 
 Operator = Literal["QK", "OV"]
-_SHOWN = 10  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,6 +62,7 @@ class Similarities(Table):
     notes: tuple[str, ...] = ()
 
     _FORMATS: ClassVar = {"sigma": "+.0f", "cosine": "+.3f"}
+    _SHOWN = 10
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads with the largest cosine by modulus, every pair once."""
@@ -86,12 +86,6 @@ class Similarities(Table):
         first, second = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         cosines = self.cosines[at]
         return {"first": first, "second": second, "cosine": cosines, "sigma": cosines / self.deviation}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
 
 @accepts_models

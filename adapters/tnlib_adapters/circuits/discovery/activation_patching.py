@@ -33,7 +33,6 @@ from tnlib_adapters.result_table import Columns, Table, descending
 Activation = Literal["stream", "layers", "heads"]
 MOST_BYTES = 1 << 28  # of the patterns of one layer, which bounds the sequences that run at once
 _SEQUENCES = 64  # that run at once, of short texts
-_SHOWN = 12  # rows listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +68,8 @@ class Patching(Table):
     corrupted: float
     metric: Metric
 
+    _SHOWN = 12
+
     @property
     def _title(self) -> str:
         name, n = metric_name(self.metric), self.recovered.shape[1]
@@ -82,9 +83,6 @@ class Patching(Table):
         components, positions = np.unravel_index(at, self.recovered.shape)
         names = np.array(self.names, dtype=object)[components]
         return {"component": names, "position": positions, "recovered": self.recovered[components, positions]}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
 
     def _picture(self) -> str:
         return heat_image(self.recovered, "recovered shares, components as rows and positions as columns", width=320)

@@ -39,7 +39,6 @@ from tnlib_adapters.result_table import Columns, Table, descending
 Operator = Literal["OV", "QK", "Q", "K"]
 _PROJECTION = {"OV": "V", "QK": "Q", "Q": "Q", "K": "K"}  # the one that does not read a masked direction
 _SEQUENCES = 64  # that run at once
-_SHOWN = 8  # rows listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,6 +77,8 @@ class SingularVectorEffects(Table):
     unmasked: float
     metric: Metric
 
+    _SHOWN = 8
+
     @property
     def _title(self) -> str:
         return f"Singular directions of {self.name}; {metric_name(self.metric)} {self.unmasked:.3f}"
@@ -90,9 +91,6 @@ class SingularVectorEffects(Table):
             "singular_value": [float(self.vectors.values[g.start]) for g in groups],
             "effect": self.effects[at],
         }
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
 
     def _notes(self) -> list[str]:
         return [f"effects of {len(self.effects)} directions sum to {self.effects.sum():.3f}"]

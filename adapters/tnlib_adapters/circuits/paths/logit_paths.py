@@ -32,8 +32,6 @@ from tnlib_adapters.frozen.frozen_model import FrozenModel
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.result_table import Columns, Table, descending
 
-_SHOWN = 8  # rows of a printed table
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitContributions(Table):
@@ -68,6 +66,8 @@ class LogitContributions(Table):
     vector: Array
     position: int
     bias: float
+
+    _SHOWN = 8
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class LogitContributions(Table):
         return {"component": names[rows], "direct": self.direct[rows], "through": self.through[rows]}
 
     def _printed(self) -> Array:
-        return descending(np.abs(self.direct), _SHOWN)
+        return descending(np.abs(self.direct), self._SHOWN)
 
     def _notes(self) -> list[str]:
         remainder = sum(v for name, v in zip(self.sources, self.by_source, strict=True) if name.endswith("remainder"))

@@ -34,7 +34,6 @@ from tnlib_adapters.result_table import Columns, Table
 MOST_BYTES = 2 << 30  # of streams and second moments, which are held at once
 MOST_SUFFIXES = 2000  # that are followed; of more, those with the largest bounds
 _SLACK = 1.001  # of bounds, above their rounding errors in single precision
-_SHOWN = 12
 _DRAWN = 64  # paths of the picture in a notebook
 
 Path = tuple[str, ...]
@@ -73,6 +72,8 @@ class StrongestPaths(Table):
     n_paths: int
     orders: PathOrders
 
+    _SHOWN = 12
+
     @property
     def others(self) -> float:
         """The sum of all paths that are not listed."""
@@ -85,9 +86,6 @@ class StrongestPaths(Table):
     def _columns(self, rows: Any) -> Columns:
         names = np.array([" > ".join((*path, "logit")) for path in self.paths], dtype=object)
         return {"path": names[rows], "value": self.values[rows]}
-
-    def _printed(self) -> slice:
-        return slice(0, _SHOWN)
 
     def _notes(self) -> list[str]:
         return [
