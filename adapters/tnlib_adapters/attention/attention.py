@@ -14,7 +14,7 @@ from tnlib_adapters.attention.attention_weights import AttentionWeights
 from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
 from tnlib_adapters.attention.layer_arguments import module_arguments
 from tnlib_adapters.attention.query_key import PositionParts, form, forms, position_parts
-from tnlib_adapters.attention.validation import as_distance, as_distances, as_index
+from tnlib_adapters.attention.validation import as_distances, as_index
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -320,9 +320,7 @@ class Attention(AttentionWeights):
 
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)
-        turned = self.rotary is not None
-        shifted = self.depends_on_distance and not turned
-        checked = as_distance(f"Attention.{method}", distance, turned=turned, shifted=shifted, most=self.context)
+        checked = self.distance(f"Attention.{method}", distance)
         offsets = self._offsets(head, np.array([checked]))
         offset = None if offsets is None else float(offsets[0])
         return form(q, k, checked, rotary=self.rotary, offset=offset, plane=self._plane(method, plane))

@@ -25,7 +25,7 @@ from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.attention.softmax import like, matmul, soft_capped, softmax
-from tnlib_adapters.attention.validation import as_stream, check_facts, check_shapes
+from tnlib_adapters.attention.validation import as_distances, as_stream, check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
@@ -106,14 +106,14 @@ class AttentionWeights(GroupedHeads):
         last = np.zeros_like(weight[..., :1, :]) if bias is None else bias[head][..., None, :]
         return np.concatenate([weight, last], axis=-2)
 
-    def of_heads(self, heads: Sequence[int]) -> Self:
-        """Return the layer with some query heads, each with keys and values of its own."""
+    def of_heads(self, heads: Sequence[int] | Array, kv_heads: Array | None = None) -> Self:
+        """Return the layer with some query heads, and some key and value heads, by default one for each of them."""
         queries = np.array(heads)
         index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), queries)
-        index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), queries // self.group_size)
+        keys = queries // self.group_size if kv_heads is None else kv_heads
+        index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), keys)
         arrays = {name: None if (a := getattr(self, name)) is None else a[index] for name, index in index_of.items()}
-        bias = self.relative_bias
-        of_heads = None if bias is None else replace(bias, table=bias.table[queries])
+        of_heads = None if self.relative_bias is None else self.relative_bias.of_heads(queries)
         return replace(self, **arrays, relative_bias=of_heads)  # type: ignore[arg-type]
 
     def astype(self, dtype: DTypeLike) -> Self:
@@ -235,6 +235,21 @@ class AttentionWeights(GroupedHeads):
     def depends_on_distance(self) -> bool:
         """True if scores depend on the distance of query and key."""
         return not (self.rotary is None and self.alibi is None and self.relative_bias is None)
+
+    def distance(self, function: str, distance: int | None) -> int:
+        """Return a distance within the context, validated for `function`; 0 for None where scores do not need one."""
+        if distance is None and self.depends_on_distance:
+            why = "rotary embeddings turn queries and keys" if self.rotary else "ALiBi or a relative bias adds to them"
+            raise ArgumentError(
+                f"{function}: distance must be given, because scores depend on it ({why}), got None; "
+                "pass the position of the query less that of the key, for example distance=1."
+            )
+        if distance is not None and (not isinstance(distance, int | np.integer) or isinstance(distance, bool)):
+            raise ArgumentTypeError(
+                f"{function}: distance must be an integer, got {distance!r:.80}; count positions from the key to the "
+                "query."
+            )
+        return int(as_distances(function, "distance", [0 if distance is None else distance], self.context)[0])
 
     def mask(self, n: int, n_keys: int | None = None) -> Array:
         """Return the attention mask, bool (n, n): True where position i may attend to position j.

@@ -271,17 +271,6 @@ def rank_heads(layer: Attention) -> Array:
     return order
 
 
-def in_order(layer: Attention, order: Array) -> Attention:
-    """Return the layer with its query heads in this order, which must keep groups together."""
-    group = layer.group_size
-    index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), order)
-    index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), order[::group] // group)
-    arrays: dict[str, Any] = {
-        name: None if (a := getattr(layer, name)) is None else a[index] for name, index in index_of.items()
-    }
-    return replace(layer, **arrays)
-
-
 def _ranking(layer: Attention, sets: Array, lengths: Array) -> Array:
     """Return the order of sets of heads (sets, heads), given the norms (heads, 2) of each head."""
     tolerance = float(np.sqrt(max(np.finfo(w.dtype).eps for w in (layer.W_Q, layer.W_O))))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,6 +70,17 @@ class FrozenNorm:
         return y if self.bias is None else y + self.bias
 
 
+def pull_back(norm: FrozenNorm | None, y: Array) -> tuple[Array, Array]:
+    """Return the adjoint of the linear part of a norm for y (..., n, d_model), and <y, bias>, (...).
+
+    Without a norm these are y and zeros.
+    """
+    of_bias = np.zeros(y.shape[:-2])
+    if norm is None:
+        return y, of_bias
+    return norm.adjoint(y), of_bias if norm.bias is None else of_bias + y.sum(axis=-2) @ norm.bias
+
+
 @dataclass(frozen=True, eq=False)
 class FrozenHeads:
     """An attention layer on one sequence."""
@@ -79,6 +91,8 @@ class FrozenHeads:
     input: Array  # (n, d_model), what the layer reads
     patterns: Array  # (heads, n, n), attention weights
     weighted_values: Array  # (heads, n, d_value): the values, biases included, summed with the attention weights
+
+    remainder: ClassVar[None] = None  # that a feed-forward layer may have
 
     @property
     def behind(self) -> FrozenNorm | None:
@@ -126,6 +140,22 @@ class FrozenHeads:
         )
         return constant if self.behind is None else self.behind.apply(constant)
 
+    def values_of(self, x: Array) -> Array:
+        """Return the weighted values of streams x (..., n, d_model) without biases, (..., heads, n, d_value)."""
+        x = x if self.before is None else self.before.linear(x)
+        values = self.layer.repeated(np.stack([x @ w for w in self.layer.W_V]))  # h ... n [d] dh
+        return np.asarray(self.weights @ np.moveaxis(values, 0, -3))  # ... h n [n'] dh
+
+    def linear(self, x: Array) -> Array:
+        """Return the linear part of the output, (..., n, d_model), for x (..., n, d_model)."""
+        values, W_O = self.values_of(x).swapaxes(-3, -2), self.output_weights  # ... n h dh
+        written = values.reshape(*values.shape[:-2], -1) @ W_O.reshape(-1, W_O.shape[2])  # ... n [h dh] d
+        return np.asarray(written if self.behind is None else written / self.behind.divisors)
+
+    def apply(self, x: Array) -> Array:
+        """Return linear(x) + constant for x (n, d_model)."""
+        return self.linear(x) + self.constant
+
     @cached_property
     def operator(self) -> FrozenAttention:
         """The layer as an affine map of the stream, norms included."""
@@ -142,10 +172,7 @@ class FrozenHeads:
 
         `values` are those of `value_readouts`.
         """
-        of_biases = np.zeros(readout.shape[:-2])
-        if self.behind is not None:
-            of_biases += 0.0 if self.behind.bias is None else readout.sum(axis=-2) @ self.behind.bias
-            readout = self.behind.adjoint(readout)
+        readout, of_biases = pull_back(self.behind, readout)
         if self.layer.b_O is not None:
             of_biases += readout.sum(axis=-2) @ self.layer.b_O
         if self._value_bias is not None:
@@ -158,6 +185,11 @@ class FrozenHeads:
         heads, width, d = self.layer.W_O.shape
         values = y @ self.layer.W_O.reshape(-1, d).T  # ... n [d] (h dh)
         return np.asarray(values.reshape(*y.shape[:-1], heads, width).swapaxes(-3, -2))
+
+    def pull_back(self, readout: Array) -> tuple[Array, Array]:
+        """Return the adjoint of `linear` for readouts (..., n, d_model), and <readout, constant>, (...)."""
+        values = self.value_readouts(readout)
+        return self.adjoint(values), self.contributions(readout, values)[1]
 
     def adjoint(self, values: Array) -> Array:
         """Return the adjoint of the linear part, (..., n, d_model), from the `value_readouts` of all positions."""

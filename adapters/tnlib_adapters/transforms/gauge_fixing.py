@@ -22,7 +22,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.head_gauge import fix_heads, in_order, rank_heads
+from tnlib_adapters.attention.head_gauge import fix_heads, rank_heads
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_layer
 from tnlib_adapters.checkpoints.modified import with_tensors
 from tnlib_adapters.factors.projections import NAMES, Projections, put_together
@@ -139,7 +139,8 @@ def head_order(attention: Attention) -> Array:
 
 def _fix_layer(layer: Attention) -> Attention:
     fixed = fix_heads(layer, "fix_gauge")
-    return in_order(fixed, _order(fixed))
+    order, group = _order(fixed), fixed.group_size  # keeps groups together
+    return fixed.of_heads(order, order[::group] // group)
 
 
 def _order(fixed: Attention) -> Array:

@@ -24,9 +24,7 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, check_choice
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
-from tnlib_adapters.frozen.frozen_feed_forward import FrozenFeedForward
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads
-from tnlib_adapters.frozen.frozen_model import linear_part
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, pull_back
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Through = Literal["heads", "all"]
@@ -161,14 +159,13 @@ def head_loadings(
     streams = []
     for block in blocks:
         streams.append(stream)
-        passed = [layer for layer in block.layers if through == "all" or not isinstance(layer, FrozenFeedForward)]
-        stream = stream + sum(linear_part(layer, stream) for layer in passed)
+        passed = [branch for branch in block.branches if through == "all" or isinstance(branch, FrozenHeads)]
+        stream = stream + sum(branch.linear(stream) for branch in passed)
         stream = stream if block.after is None else block.after.linear(stream)
-    readout = contributions.readout
-    readout = readout if model.final_norm is None else model.final_norm.adjoint(readout)
+    readout, _ = pull_back(model.final_norm, contributions.readout)
     total, layers = float((readout * stream).sum()), {}
     for block, x in zip(reversed(blocks), reversed(streams), strict=True):
-        readout = pulled = readout if block.after is None else block.after.adjoint(readout)
+        readout = pulled = pull_back(block.after, readout)[0]
         for branch, name in zip(block.branches, block.names, strict=True):
             if isinstance(branch, FrozenHeads):
                 values = branch.value_readouts(readout)  # h n dh

@@ -27,7 +27,7 @@ from tnlib._typing import Array
 from tnlib._validate import is_list
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm, pull_back
 from tnlib_adapters.frozen.frozen_model import FrozenModel
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -246,11 +246,10 @@ def _pulled_back(model: FrozenModel, readout: Array, bias: float, *, all_paths: 
 
 def _through_norm(norm: FrozenNorm | None, name: str, readout: Array, sources: list[tuple[str, float]]) -> Array:
     """Return the readout of the stream before a norm; append the contribution of its bias."""
-    if norm is None:
-        return readout
-    if norm.bias is not None:
-        sources.append((name, float(readout.sum(axis=0) @ norm.bias)))
-    return norm.adjoint(readout)
+    pulled, of_bias = pull_back(norm, readout)
+    if norm is not None and norm.bias is not None:
+        sources.append((name, float(of_bias)))
+    return pulled
 
 
 def _direction(model: FrozenModel, token: Any, direction: Any) -> tuple[Array, float]:
