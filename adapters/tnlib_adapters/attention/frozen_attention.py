@@ -28,7 +28,7 @@ def of_frozen(terms: KroneckerTerms) -> Diagram:
     """Return the diagram of terms x + c."""
     diagram = _Row(terms)
     diagram.add_layer(terms, "", is_residual=False, has_constant=True)
-    return diagram.finished(f"{_title(terms)}, applied to x, plus the constant c")
+    return diagram.finished(f"{kronecker_terms_diagram(terms).title}, applied to x, plus the constant c")
 
 
 def of_product(factors: Sequence[KroneckerTerms], *, constant: bool = False) -> Diagram:
@@ -112,10 +112,6 @@ class _Row:
     def _join(self, node: int) -> None:
         for k, ((source, axis), n) in enumerate(zip(self.stream, self.sizes, strict=True)):
             self.legs.append(Leg(source, node, "", n, axes=(axis, k)))
-
-
-def _title(terms: KroneckerTerms) -> str:
-    return kronecker_terms_diagram(terms).title
 
 
 @dataclass(frozen=True, eq=False, repr=False)

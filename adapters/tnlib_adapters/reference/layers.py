@@ -317,5 +317,9 @@ class Unembedding:
             largest = new
         return np.asarray((largest + np.log(sums))[:, 0], x.dtype)
 
+    def cross_entropies(self, x: Array, tokens: Array) -> Array:
+        """Return the cross-entropy of one token (t,) for each of the hidden states (t, d_model), (t,), in nats."""
+        return self.log_partitions(x) - self.logits_of(x, tokens)
+
     def _capped(self, logits: Array) -> Array:
         return soft_capped(logits, self.cap)

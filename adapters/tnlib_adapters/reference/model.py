@@ -13,7 +13,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.softmax import log_softmax, softmax
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights
@@ -186,8 +186,7 @@ def loss(model: Checkpoint | Weights, tokens: ArrayLike, mask: Array | None = No
     batches = np.array_split(tokens, -(-len(tokens) // _BATCH))
     hidden = np.concatenate([run(headless, batch).hidden for batch in batches])[:, :-1]
     chosen, actual = targets[:, 1:], tokens[:, 1:]
-    log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
-    return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
+    return float(weights.unembed.cross_entropies(hidden[chosen], actual[chosen]).mean())
 
 
 def check_mask(function: str, mask: Array | None, tokens: Array) -> Array:
@@ -201,6 +200,11 @@ def check_mask(function: str, mask: Array | None, tokens: Array) -> Array:
             "mark the tokens to be predicted."
         )
     return targets
+
+
+def attention_output(layer: Attention, x: Array) -> Array:
+    """Return the output (batch, n, d_model) of attention on its input x, for `ResidualBlock.run`."""
+    return attend(layer, x)[1]
 
 
 def attend(layer: Attention, x: Array, memory: Array | None = None) -> tuple[Array, Array]:

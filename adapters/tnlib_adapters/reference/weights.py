@@ -74,6 +74,11 @@ def named_blocks(blocks: Iterable[ResidualBlock]) -> Iterator[tuple[ResidualBloc
         yield block, tuple(names)
 
 
+def attention_layers(blocks: Iterable[ResidualBlock]) -> Iterator[Attention]:
+    """Yield the attention layers of blocks, one after the other: blocks may be read when they are used."""
+    yield from (branch.layer for block in blocks for branch in block.branches if isinstance(branch.layer, Attention))
+
+
 class StoredBlocks(Sequence[ResidualBlock]):
     """Blocks that are read whenever they are used, so that one is in memory at a time."""
 
@@ -103,6 +108,11 @@ class Weights:
     context: int | None  # length of the longest sequence, None if unlimited
     encoder: Sequence[ResidualBlock] = ()  # of a model with a decoder, whose blocks read its output
     encoder_norm: Norm | None = None
+
+    @property
+    def n_attention_layers(self) -> int:
+        """Number of attention layers."""
+        return sum(1 for _ in attention_layers(self.blocks))
 
     def __repr__(self) -> str:
         vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
@@ -158,8 +168,7 @@ def read_weights(
 
     encoder, after_encoder = blocks(range(n_encoder)), blocks(range(n_encoder, checkpoint.n_layers))
     if in_memory:
-        branches = (branch.layer for block in (*encoder, *after_encoder) for branch in block.branches)
-        contexts = [layer.context for layer in branches if isinstance(layer, Attention)]
+        contexts = [layer.context for layer in attention_layers((*encoder, *after_encoder))]
     else:
         contexts = [checkpoint.head(k, 0, length=length).context for k in range(checkpoint.n_layers)]
     embedding = _patches(tensors) if wiring.reads == "images" else _embedding(tensors)

@@ -13,13 +13,12 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.circuits.discovery.target_loss import Targets, targets_of
 from tnlib_adapters.circuits.paths.attention_terms import NAMES, OpenLayer, composed
 from tnlib_adapters.circuits.paths.stream_parts import split_stream
 from tnlib_adapters.reference.model import Forward, run
-from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.reference.weights import Weights, attention_layers, read_weights
 
 _MOST = 5000  # largest number of paths; each holds its own stream in memory
 
@@ -36,11 +35,6 @@ def attention_only(model: Checkpoint, function: str) -> Checkpoint:
             "feed-forward layers; split_stream and OpenLayer decompose one of its layers."
         )
     return model
-
-
-def attention_layers(weights: Weights) -> list[Attention]:
-    """Return the layers of an attention-only model."""
-    return [b.layer for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)]
 
 
 class AdditiveTerms:
@@ -75,7 +69,7 @@ class AdditiveTerms:
 def path_terms(model: Checkpoint, tokens: Any, mask: Array | None, function: str) -> AdditiveTerms:
     """Return all paths through heads with frozen patterns; paths that start at a bias are always included."""
     weights, targets, forward = _forward_pass(model, tokens, mask, function)
-    layers = attention_layers(weights)
+    layers = list(attention_layers(weights.blocks))
     count = prod(1 + layer.n_heads for layer in layers)
     if count > _MOST:
         raise ArgumentError(
@@ -100,7 +94,7 @@ def ten_terms_by_heads(model: Checkpoint, tokens: Any, mask: Array | None, funct
     the output bias of layer 1 are always included.
     """
     weights, targets, forward = _forward_pass(model, tokens, mask, function)
-    layers = attention_layers(weights)
+    layers = list(attention_layers(weights.blocks))
     if len(layers) != 2:
         raise ArgumentError(
             f"{function}: of='terms' must be of a model of two layers, got {len(layers)}; choose 'edges' or 'paths'."

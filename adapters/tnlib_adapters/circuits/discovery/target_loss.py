@@ -132,8 +132,7 @@ class Targets:
 
     def losses_of_rows(self, rows: Array, actual: Array) -> Array:
         """Return the cross-entropy of tokens (t,) as predicted by rows (t, d) of the final stream, (t,)."""
-        hidden = normed(self.final_norm, rows)
-        return self.unembed.log_partitions(hidden) - self.unembed.logits_of(hidden, actual)
+        return self.unembed.cross_entropies(normed(self.final_norm, rows), actual)
 
     def log_probabilities(self, rows: Array) -> Array:
         """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""

@@ -31,8 +31,7 @@ from tnlib_adapters.circuits.discovery.edge_ablation import Ablation
 from tnlib_adapters.circuits.discovery.gated_layers import SIDES, GatedHeads
 from tnlib_adapters.circuits.discovery.target_loss import Metric, metric_name, targets_of
 from tnlib_adapters.circuits.heads.singular_vectors import SingularVectors, singular_vectors
-from tnlib_adapters.circuits.paths.stream_parts import n_attention_layers
-from tnlib_adapters.reference.model import attend
+from tnlib_adapters.reference.model import attention_output
 from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights, named_blocks
 from tnlib_adapters.result_table import Columns, Table, descending
 
@@ -158,13 +157,13 @@ def singular_vector_effects(
     Ablation(metric=metric)  # checks its name
     weights = as_weights(function, model)
     targets = targets_of(weights, tokens, mask, function)
-    layer = as_index(function, "layer", layer, n_attention_layers(weights))
+    layer = as_index(function, "layer", layer, weights.n_attention_layers)
     stream = weights.embedding(targets.tokens)  # b n d
     blocks = named_blocks(weights.blocks)
     for block, names in blocks:
         if str(layer) in names:
             break
-        stream = block.run(stream, _attend)
+        stream = block.run(stream, attention_output)
     later = [block, *(following for following, _ in blocks)]
     branch = block.branches[names.index(str(layer))]
     attention: Any = branch.layer
@@ -192,10 +191,6 @@ def singular_vector_effects(
     return SingularVectorEffects(name, vectors, np.array(losses) - unmasked, unmasked, metric)
 
 
-def _attend(layer: Attention, x: Array) -> Array:
-    return attend(layer, x)[1]
-
-
 def _final_streams(blocks: Sequence[ResidualBlock], layer: Attention, x: Array, changes: Array) -> Array:
     """Return the final streams (k, b, n, d) from the stream x before some blocks, for changes of the output of a layer.
 
@@ -204,7 +199,7 @@ def _final_streams(blocks: Sequence[ResidualBlock], layer: Attention, x: Array, 
     added = changes.reshape(-1, *x.shape[1:])
     x = np.tile(x, (len(changes), 1, 1))  # (k b) n d
     for block in blocks:
-        x = block.run(x, lambda other, read: _attend(other, read) + (added if other is layer else 0))
+        x = block.run(x, lambda other, read: attention_output(other, read) + (added if other is layer else 0))
     return x.reshape(changes.shape)
 
 

@@ -152,5 +152,4 @@ def _next_token_loss(model: FrozenModel, stream: Array) -> float:
     """Return the mean loss of the final stream (n, d), the norm at the end frozen."""
     hidden = (stream if model.final_norm is None else model.final_norm.apply(stream))[:-1]
     unembed: Any = model.unembed
-    losses = unembed.log_partitions(hidden) - unembed.logits_of(hidden, model.tokens[1:])
-    return float(losses.mean(dtype=np.float64))
+    return float(unembed.cross_entropies(hidden, model.tokens[1:]).mean(dtype=np.float64))
