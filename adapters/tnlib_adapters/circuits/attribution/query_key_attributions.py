@@ -337,9 +337,9 @@ def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
         names, weights = writer_names(heads, writers), _contrast(heads)
         pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
         for kv_head in range(heads.layer.kv_heads):
-            factors = query_key_factors(heads, writers, kv_head)
-            for head, q in zip(heads.layer.query_heads(kv_head), factors.queries, strict=True):
-                keys = weights[head] @ factors.keys  # writer n [n'] dh
+            queries, of_writers = query_key_factors(heads, writers, kv_head)
+            for head, q in zip(heads.layer.query_heads(kv_head), queries, strict=True):
+                keys = weights[head] @ of_writers  # writer n [n'] dh
                 pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
         yield LayerPairs(names, pairs, _summed_offsets(heads, weights))
 

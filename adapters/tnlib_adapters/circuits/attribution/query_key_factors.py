@@ -124,30 +124,23 @@ def _written(block: FrozenBlock) -> list[WriterGroup]:
 BIAS = "bias"
 
 
-@dataclass(frozen=True, eq=False)
-class QueryKeyFactors:
-    """Queries and keys by writer, of the heads that share a key head."""
-
-    queries: Array  # (heads of the group, writers, n, d_head), scale included
-    keys: Array  # (writers, n, d_head)
-
-
 def writer_names(heads: FrozenHeads, writers: Writers) -> tuple[str, ...]:
     """Return the names of the writers of queries and keys, "bias" last if there is one."""
     return (*writers.names, BIAS) if _has_constant(heads) else writers.names
 
 
-def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> QueryKeyFactors:
+def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> tuple[Array, Array]:
     """Return the queries and keys of the heads of a key head, by writer of the stream before the norm of the layer.
 
-    One group at a time bounds the memory: the factors of all heads would be as large as all writers twice.
+    Queries are (heads of the group, writers, n, d_head), scale included, keys (writers, n, d_head). One group at a time
+    bounds the memory: the factors of all heads would be as large as all writers twice.
     """
     layer, x = heads.layer, heads.input
     projected = _project(heads, writers, layer.query_heads(kv_head), kv_head)
     q, k, positions = projected[:-1], projected[-1], np.arange(len(x))
     q = layer.as_queries(q, x, positions, total=q.sum(axis=1, keepdims=True))
     k = layer.as_keys(k, x, positions, total=k.sum(axis=0))
-    return QueryKeyFactors(q * q.dtype.type(layer.scale), k)
+    return q * q.dtype.type(layer.scale), k
 
 
 def _project(heads: FrozenHeads, writers: Writers, query_heads: Sequence[int], kv_head: int) -> Array:

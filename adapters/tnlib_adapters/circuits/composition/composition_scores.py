@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._html import heat_image
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_flag, is_list
+from tnlib._validate import as_array, as_count, as_flag, check_choice, is_list
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import largest, norm
 from tnlib.linalg.threads import single_threaded_blas
@@ -37,11 +37,8 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import (
     Kind,
-    as_kind,
-    as_layers,
-    fold_norms_before_heads,
+    as_folded_layers,
     folded_moments,
-    has_layer_norm,
     head_name,
 )
 from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms
@@ -294,12 +291,10 @@ def compositions(
     >>> compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K").largest(4)[0][0]
     (0, 3)
     """
-    as_kind("compositions", kind)
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers("compositions", folded)
+    check_choice("compositions", "kind", kind, get_args(Kind))
+    layers, centred, notes, folded = as_folded_layers("compositions", model, centred)
     for attention in layers if kind != "V" else []:
         check_form("compositions", attention, distance)
-    centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
     if isinstance(model, Checkpoint) and folded is not model:
         weights = [m if m is None else folded_moments(model, folded, k, m) for k, m in enumerate(weights)]

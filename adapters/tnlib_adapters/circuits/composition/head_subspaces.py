@@ -24,12 +24,12 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_flag, check_choice
+from tnlib._validate import as_array, as_count, check_choice
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
+from tnlib_adapters.circuits.arguments import as_folded_layers, as_head, head_name
 from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -232,7 +232,7 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
     >>> head_subspace(layer, 3, "O").shape
     (64, 16)
     """
-    _check_side("head_subspace", side)
+    check_choice("head_subspace", "side", side, get_args(Side))
     return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
 
 
@@ -274,10 +274,8 @@ def subspace_overlaps(
     array([30., 32., 32., 31.])
     """
     for side in (one, other):
-        _check_side("subspace_overlaps", side)
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers("subspace_overlaps", folded)
-    centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
+        check_choice("subspace_overlaps", "side", side, get_args(Side))
+    layers, centred, notes, _ = as_folded_layers("subspace_overlaps", model, centred)
     return overlaps_with(layers, one, [other], centred, notes)[0]
 
 
@@ -318,7 +316,3 @@ def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
     w: Array = getattr(layer, f"W_{side}")[head // shared]
     columns = w.T if side == "O" else w  # d dh
     return span(columns - columns.mean(axis=0) if centred else columns)
-
-
-def _check_side(function: str, side: str) -> None:
-    check_choice(function, "side", side, get_args(Side))

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_flag, check_choice
+from tnlib._validate import as_count, check_choice
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.arguments import as_layers, fold_norms_before_heads, has_layer_norm, head_name
+from tnlib_adapters.circuits.arguments import as_folded_layers, head_name
 from tnlib_adapters.circuits.composition.head_subspaces import largest_pairs
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table
@@ -133,9 +133,7 @@ def operator_similarities(
     """
     function = "operator_similarities"
     check_choice(function, "operator", operator, get_args(Operator))
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers(function, folded)
-    centred = has_layer_norm(model) if centred is None else as_flag(function, "centred", centred)
+    layers, centred, notes, _ = as_folded_layers(function, model, centred)
     if operator == "QK":
         for layer in layers:
             check_form(function, layer, distance)

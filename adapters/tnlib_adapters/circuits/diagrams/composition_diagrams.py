@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from tnlib import ArgumentError
-from tnlib._validate import is_list, is_one_of
+from tnlib._validate import check_choice, is_list, is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
+from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_two_heads
 from tnlib_adapters.circuits.diagrams.attention_diagrams import (
     REACH,
     STEP,
@@ -63,7 +63,7 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     >>> term.title
     'K-composition: scores of head 1.0 whose keys read head 0.2, times 0.25'
     """
-    as_kind("composition_diagram", kind)
+    check_choice("composition_diagram", "kind", kind, get_args(Kind))
     reader, writer = _two_heads("composition_diagram", later, earlier, layers)
     if kind == "V":
         title = f"V-composition: {reader.name} after {writer.name}, a virtual head"

@@ -142,10 +142,9 @@ def activation_patching(
     function = "activation_patching"
     check_choice(function, "of", of, get_args(Activation))
     how, weights = Ablation("resample", metric, corrupted), as_weights(function, model)
-    targets = targets_of(weights, tokens, mask, function)
+    targets = targets_of(weights, tokens, mask, function, metric)
     embedding: Any = weights.embedding
     others = how.corrupted_tokens(function, embedding, targets.tokens)
-    targets = targets.measured_by(function, metric) if callable(metric) else targets
     clean, other = ([*_streams(weights.blocks, embedding(ids))] for ids in (targets.tokens, others))
     targets = targets.compared_with(clean[-1]) if metric == "kl" else targets
     ends = [targets.loss(streams[-1]) for streams in (clean, other)]

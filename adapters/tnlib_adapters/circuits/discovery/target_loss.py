@@ -142,17 +142,6 @@ class Targets:
         """Return the same targets with the KL divergence from the predictions of a final stream (b, n, d)."""
         return replace(self, reference=self.log_probabilities(stream[self.at]))
 
-    def measured_by(self, function: str, metric: Callable[[Array, Array], Any]) -> Targets:
-        """Return the same targets with another loss, tried on logits that are zero."""
-        actual = self.tokens[self.counted]
-        value = metric(np.zeros((len(actual), self.unembed.affine.weight.shape[1])), actual)
-        if np.ndim(value) or not np.isfinite(value):
-            raise ArgumentError(
-                f"{function}: metric must return a finite number for logits (targets, vocab) and targets (targets,), "
-                f"got {value!r:.80} for zeros; pass for example LogitDifference(others)."
-            )
-        return replace(self, metric=metric)
-
     def slope(self, stream: Array) -> Array:
         """Return the gradient of the loss with respect to the final stream, (b, n, d)."""
         out = np.zeros_like(stream)
@@ -164,11 +153,27 @@ class Targets:
         return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
 
 
-def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str) -> Targets:
-    """Return the targets for tokens and mask, validated."""
+def as_unembedding(function: str, weights: Weights) -> Unembedding:
+    """Return the unembedding of a model; raise `ArgumentError` if it has none."""
     if weights.unembed is None:
         raise ArgumentError(
             f"{function}: model must have an unembedding, got a {weights.architecture}; use a language model."
         )
+    return weights.unembed
+
+
+def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str, metric: Metric = "loss") -> Targets:
+    """Return the targets for tokens and mask, validated; a metric that is a function is tried on logits of zero."""
+    unembed = as_unembedding(function, weights)
     tokens = weights.embedding.check(function, tokens, weights.context)
-    return Targets(tokens, check_mask(function, mask, tokens), weights.unembed, weights.final_norm)
+    targets = Targets(tokens, check_mask(function, mask, tokens), unembed, weights.final_norm)
+    if not callable(metric):
+        return targets
+    actual = tokens[targets.counted]
+    value = metric(np.zeros((len(actual), unembed.affine.weight.shape[1])), actual)
+    if np.ndim(value) or not np.isfinite(value):
+        raise ArgumentError(
+            f"{function}: metric must return a finite number for logits (targets, vocab) and targets (targets,), "
+            f"got {value!r:.80} for zeros; pass for example LogitDifference(others)."
+        )
+    return replace(targets, metric=metric)

@@ -22,7 +22,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as
 from tnlib_adapters.circuits.arguments import head_name
 from tnlib_adapters.circuits.composition.composition_scores import compositions
 from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
-from tnlib_adapters.circuits.discovery.target_loss import targets_of
+from tnlib_adapters.circuits.discovery.target_loss import as_unembedding, targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
 from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
 from tnlib_adapters.circuits.tokens.copying import copying_scores
@@ -232,10 +232,7 @@ def _checked(model: Checkpoint, dtype: DTypeLike) -> Weights:
             f"find_induction: model must have at least two attention layers, got {model.n_layers}; "
             "induction takes one to look back and one to match."
         )
-    if weights.unembed is None:
-        raise ArgumentError(
-            f"find_induction: model must have an unembedding, got a {weights.architecture}; use a language model."
-        )
+    as_unembedding("find_induction", weights)
     return weights
 
 
@@ -298,7 +295,8 @@ def random_segments(function: str, weights: Weights, n: int, rng: np.random.Gene
             f"{function}: model must hold sequences of 48 tokens, got a context of {context}; shorter repeats are too "
             "noisy."
         )
-    return repeated_segments(n, vocab=len(_table(weights)), context=context, rng=rng)
+    vocab = len(weights.embedding.tokens)  # type: ignore[union-attr]
+    return repeated_segments(n, vocab=vocab, context=context, rng=rng)
 
 
 def segments_twice(
@@ -328,8 +326,3 @@ def segments_twice(
         segments = tokens[0, starts[:, None] + np.arange(length)]
     tokens = np.tile(segments, (1, 2))
     return tokens, np.broadcast_to(np.arange(2 * length) > length, tokens.shape).copy()
-
-
-def _table(weights: Weights) -> Array:
-    embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
-    return embedding.tokens

@@ -156,7 +156,7 @@ def singular_vector_effects(
     check_choice(function, "operator", operator, get_args(Operator))
     Ablation(metric=metric)  # checks its name
     weights = as_weights(function, model)
-    targets = targets_of(weights, tokens, mask, function)
+    targets = targets_of(weights, tokens, mask, function, metric)
     layer = as_index(function, "layer", layer, weights.n_attention_layers)
     stream = weights.embedding(targets.tokens)  # b n d
     blocks = named_blocks(weights.blocks)
@@ -177,10 +177,7 @@ def singular_vector_effects(
 
     output = outputs(of_head)
     final = _final_streams(later, attention, stream, np.zeros_like(output))[0]
-    if callable(metric):
-        targets = targets.measured_by(function, metric)
-    elif metric == "kl":
-        targets = targets.compared_with(final)
+    targets = targets.compared_with(final) if metric == "kl" else targets
     losses, per_run = [], max(1, _SEQUENCES // len(stream))
     for k in range(0, len(vectors), per_run):
         sets = [vectors.left[:, group] for group in vectors.groups[k : k + per_run]]
