@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBiasKeys, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.layer_settings import (
-    bloom_alibi,
+    alibi_slopes,
     falcon_alibi,
     falcon_kv_heads,
     gpt2_scale,
     no_scale,
     opt_final_norm,
-    t5_decoder_feed_forward,
     t5_feed_forward,
 )
 from tnlib_adapters.architectures.llama_family import (
@@ -280,7 +280,7 @@ BLOOM = Architecture(
     fused="groups",
     stored="out_in",
     causal=True,
-    alibi=bloom_alibi,
+    alibi=lambda settings, n_heads, d_head: alibi_slopes(n_heads),
     embeddings=("word_embeddings",),
     norm_place="before",
     norm_eps="layer_norm_epsilon",
@@ -324,7 +324,7 @@ _T5_ENCODER = Architecture(
     norm="rms",
     norm_eps="layer_norm_epsilon",
     attention_norm="encoder.block.{layer}.layer.0.layer_norm",
-    mlp=t5_feed_forward,
+    mlp=partial(t5_feed_forward, parent="encoder.block.{layer}.layer.1"),
     rule_keys=("feed_forward_proj", "gated_activation", "dense_act_fn"),
     final_norm="encoder.final_layer_norm",
     defaults={
@@ -347,7 +347,7 @@ T5 = replace(
             causal=True,
             relative_bias=replace(_T5_BIAS, table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
             attention_norm="decoder.block.{layer}.layer.0.layer_norm",
-            mlp=t5_decoder_feed_forward,
+            mlp=partial(t5_feed_forward, parent="decoder.block.{layer}.layer.2"),
             final_norm="decoder.final_layer_norm",
             unembed=("lm_head", "shared"),
         ),

@@ -155,7 +155,9 @@ class AttentionWeights(GroupedHeads):
         constant per row, to which softmax is invariant. In cross-attention keys are those of `memory` (n', d_model),
         the output of the encoder, and the scores (heads, n, n').
         """
-        x, keys_of = self._input("scores", x), self._keys_of("scores", x, memory)
+        self._check_cross("scores", "memory", memory, "it is the output of the encoder, (positions, d_model)")
+        x = self._input("scores", x)
+        keys_of = x if memory is None else self._input("scores", memory, "memory")
         positions = np.arange(len(x))
         q, k = self.queries(x, positions), self.keys(keys_of, np.arange(len(keys_of)))
         return self.scores_of(q, k, positions[:, None] - positions)
@@ -257,11 +259,7 @@ class AttentionWeights(GroupedHeads):
         In cross-attention (n, n_keys), True everywhere.
         """
         n = as_count("Attention.mask", "n", n)
-        if self.cross != (n_keys is not None):
-            needed = "must be given for" if self.cross else "is only for"
-            raise ArgumentError(
-                f"Attention.mask: n_keys {needed} cross-attention, got {n_keys!r}; it is the length of the memory."
-            )
+        self._check_cross("mask", "n_keys", n_keys, "it is the length of the memory")
         if n_keys is not None:
             return np.ones((n, as_count("Attention.mask", "n_keys", n_keys)), bool)
         distance = np.arange(n)[:, None] - np.arange(n)  # n n
@@ -295,15 +293,12 @@ class AttentionWeights(GroupedHeads):
         x = self._input("value_divisors", x)
         return None if self.latent_norm is None else self.latent_norm.value_divisors(x)[:, 0]
 
-    def _keys_of(self, method: str, x: Array, memory: Array | None) -> Array:
-        """Return the input of keys: x, or the memory in cross-attention."""
-        if self.cross != (memory is not None):
+    def _check_cross(self, method: str, parameter: str, value: Any, remedy: str) -> None:
+        """Raise `ArgumentError` unless a parameter is given in cross-attention alone."""
+        if self.cross != (value is not None):
             needed = "must be given for" if self.cross else "is only for"
-            raise ArgumentError(
-                f"Attention.{method}: memory {needed} cross-attention, got {'None' if memory is None else 'an array'}; "
-                "it is the output of the encoder, (positions, d_model)."
-            )
-        return x if memory is None else self._input(method, memory, "memory")
+            received = f"{type(value).__name__}" if np.ndim(value) else f"{value!r}"
+            raise ArgumentError(f"Attention.{method}: {parameter} {needed} cross-attention, got {received}; {remedy}.")
 
     def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
         return as_stream(f"Attention.{method}", parameter, x, self.d_model, self.context)

@@ -347,6 +347,17 @@ def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> C
     return model
 
 
+def as_dense(function: str, model: Any, change: str, parameter: str = "checkpoint") -> Checkpoint:
+    """Return the checkpoint; raise `ArgumentError` if its attention is stored as factors, which `change` cannot be."""
+    checkpoint = as_checkpoint(function, model, parameter)
+    if checkpoint.factored is not None:
+        raise ArgumentError(
+            f"{function}: {parameter} must hold dense weights, got one that is stored as factors; {change} first, then "
+            "compress."
+        )
+    return checkpoint
+
+
 def as_one_stream(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
     """Return the checkpoint of a model with one residual stream; raise for encoder and decoder, and as above."""
     checkpoint = as_checkpoint(function, model, parameter)

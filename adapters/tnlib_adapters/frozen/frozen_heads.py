@@ -17,9 +17,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from tnlib import KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.frozen_attention import FrozenAttention
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import Branch
 
@@ -159,13 +160,13 @@ class FrozenHeads:
     @cached_property
     def operator(self) -> FrozenAttention:
         """The layer as an affine map of the stream, norms included."""
-        before, W_V = self.before, self.layer.W_V
-        if before is not None:
-            W_V = before.norm.centre(before.norm.weight * W_V.swapaxes(1, 2)).swapaxes(1, 2)
         left = self.weights if self.behind is None else self.weights / self.behind.divisors
-        divisors = None if before is None else before.divisors[:, 0]
-        operator = frozen_heads(W_V, self.output_weights, None, None, left, divisors, context=None)
-        return replace(operator, constant=self.constant)
+        W_V, W_O = self.layer.W_V.swapaxes(1, 2), self.output_weights  # kv dh d, h dh d
+        if self.before is not None:
+            W_V = self.before.norm.centre(self.before.norm.weight * W_V)
+            left = left / self.before.divisors[:, 0]
+        right = [LowRank(out.T, W_V[self.layer.kv_head(h)]) for h, out in enumerate(W_O)]  # d [dh] d
+        return FrozenAttention(KroneckerTerms(left, tuple(right)), self.constant)
 
     def contributions(self, readout: Array, values: Array) -> tuple[Array, Array]:
         """Return <readout, output> of every head, (..., heads), and of the biases, for readouts (..., n, d_model).

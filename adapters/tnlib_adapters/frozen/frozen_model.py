@@ -69,7 +69,7 @@ class FrozenBlock:
 
     @cached_property
     def _norm_and_stream_after(self) -> tuple[FrozenNorm | None, Array]:
-        return FrozenNorm.of(self.block.after, self.stream + sum(self.outputs))
+        return FrozenNorm.of(self.block.after, self.stream + sum(branch.output for branch in self.branches))
 
     @cached_property
     def heads(self) -> tuple[FrozenHeads | None, ...]:
@@ -88,11 +88,6 @@ class FrozenBlock:
             freeze_feed_forward(branch, self.stream, self.local_map) if heads is None else heads
             for heads, branch in zip(self.heads, self.block.branches, strict=True)
         )
-
-    @property
-    def outputs(self) -> tuple[Array, ...]:
-        """Of every layer, (n, d_model): what it adds to the stream, biases and remainder included."""
-        return tuple(branch.output for branch in self.branches)
 
     @property
     def has_attention(self) -> bool:
@@ -245,9 +240,7 @@ def _framed(pattern: Array) -> Array:
 
 def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: LocalMap) -> FrozenModel:
     """Return a model on one sequence with its own patterns, divisors and slopes."""
-    checked = weights.embedding.check(function, tokens, weights.context)
-    if len(checked) != 1:
-        raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
+    checked = weights.one_sequence(function, tokens)
     parts = {name: part[0] for name, part in weights.embedding.parts_of_stream(checked).items()}
     embedding, blocks = np.asarray(sum(parts.values())), list[FrozenBlock]()
     for block, names in named_blocks(weights.blocks):

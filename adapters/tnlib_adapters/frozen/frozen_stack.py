@@ -21,7 +21,7 @@ from tnlib._format import Operator
 from tnlib._typing import Array
 from tnlib._validate import as_count, to_numpy
 from tnlib.drawing.diagram import Diagram
-from tnlib_adapters.attention.frozen_attention import FrozenAttention, of_paths, of_product
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, of_affine, of_product
 
 Head = tuple[int, int]  # layer and head
 
@@ -295,4 +295,4 @@ class FrozenPaths:
 
     def diagram(self) -> Diagram:
         """Return the diagram for `tnlib.draw`."""
-        return of_paths(self.terms)
+        return of_affine(self.terms, f"{len(self.paths)} paths and the direct one", is_residual=True)

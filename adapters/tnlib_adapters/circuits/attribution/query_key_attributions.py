@@ -29,13 +29,11 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.attribution.query_key_factors import (
     ScoreForm,
-    Writers,
     query_key_factors,
     score_form,
     writer_names,
     writers_before_attention,
 )
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads
 from tnlib_adapters.frozen.frozen_model import FrozenModel, freeze_weights
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -250,8 +248,9 @@ class QKAttributions(Table):
             as_index("QKAttributions.score", name, at, len(self.model.embedding))
             for name, at in (("query", query), ("key", key))
         )
-        heads, writers = _layer(self.model, number)
-        inputs = writers.through(heads.before).at(np.array([i, j])).outputs()  # writer 2 d
+        heads, writers = next(itertools.islice(writers_before_attention(self.model), number, None))
+        groups = (group.through(heads.before).at(np.array([i, j])) for group in writers)
+        inputs = np.concatenate([group.outputs() for group in groups])  # writer 2 d
         names, (p, _, d) = writer_names(heads, writers), inputs.shape
         homogeneous = np.zeros((2, len(names), d + 1), inputs.dtype)
         homogeneous[:, :p, :d] = inputs.transpose(1, 0, 2)
@@ -328,30 +327,17 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     return QKAttributions(model, tuple(_layer_pairs(model)))
 
 
-def _layer(model: FrozenModel, number: int) -> tuple[FrozenHeads, Writers]:
-    return next(itertools.islice(writers_before_attention(model), number, None))
-
-
 def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
     for heads, writers in writers_before_attention(model):
-        names, weights = writer_names(heads, writers), _contrast(heads)
+        names, positions = writer_names(heads, writers), np.arange(len(heads.input))
+        visible = heads.layer.mask(len(positions)).astype(heads.patterns.dtype)
+        weights = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(positions)  # h n n
         pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
         for kv_head in range(heads.layer.kv_heads):
             queries, of_writers = query_key_factors(heads, writers, kv_head)
             for head, q in zip(heads.layer.query_heads(kv_head), queries, strict=True):
                 keys = weights[head] @ of_writers  # writer n [n'] dh
                 pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
-        yield LayerPairs(names, pairs, _summed_offsets(heads, weights))
-
-
-def _contrast(heads: FrozenHeads) -> Array:
-    """Return the attention less uniform attention over the visible keys, over the number of queries, (heads, n, n)."""
-    visible = heads.layer.mask(heads.patterns.shape[1]).astype(heads.patterns.dtype)
-    weights: Array = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(visible)
-    return weights
-
-
-def _summed_offsets(heads: FrozenHeads, weights: Array) -> Array:
-    positions = np.arange(weights.shape[1])
-    offsets = heads.layer.offsets(positions[:, None] - positions)  # h n n
-    return np.zeros(len(weights)) if offsets is None else np.asarray((weights * offsets).sum(axis=(1, 2)))
+        offsets = heads.layer.offsets(positions[:, None] - positions)  # h n n
+        added = np.zeros(len(weights)) if offsets is None else (weights * offsets).sum(axis=(1, 2))
+        yield LayerPairs(names, pairs, added)

@@ -41,7 +41,7 @@ from tnlib_adapters.circuits.arguments import (
     folded_moments,
     head_name,
 )
-from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms, quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -185,8 +185,7 @@ class Compositions(Table):
     @property
     def multiples(self) -> Array:
         """Scores divided by chance level, (layers, heads, layers, heads); 0 where an operator is zero."""
-        some = self.chance != 0
-        return np.where(some, self.scores / np.where(some, self.chance, 1), 0.0)
+        return quotient(self.scores, self.chance)
 
     def __getitem__(self, pair: tuple[Head, Head]) -> Score:
         try:

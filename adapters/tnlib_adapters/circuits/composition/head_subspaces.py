@@ -30,7 +30,7 @@ from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.arguments import as_folded_layers, as_head, head_name
-from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms, quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
@@ -171,8 +171,7 @@ class Overlaps(Table):
     @property
     def sigmas(self) -> Array:
         """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
-        some = self.deviation > 0
-        return np.where(some, (self.overlaps - self.chance) / np.where(some, self.deviation, 1), 0.0)
+        return quotient(self.overlaps - self.chance, self.deviation)
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads with the largest overlap; for equal sides every pair once."""

@@ -23,6 +23,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import as_folded_layers, head_name
 from tnlib_adapters.circuits.composition.head_subspaces import largest_pairs
+from tnlib_adapters.circuits.composition.pair_norms import quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table
 
@@ -146,8 +147,7 @@ def operator_similarities(
             products[j, :, k] = blocks.reshape(shape[1], -1, shape[1], len(left) // shape[1]).sum(axis=(1, 3))
             products[k, :, j] = products[j, :, k].T
     norms = np.sqrt(np.diagonal(products.reshape(len(layers) * shape[1], -1))).reshape(shape)
-    scale = np.multiply.outer(norms, norms)
-    cosines = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    cosines = quotient(products, np.multiply.outer(norms, norms))
     deviation = 1 / (layers[0].d_model - int(centred))
     return Similarities(operator, cosines, deviation, layers[0].group_size, notes)
 

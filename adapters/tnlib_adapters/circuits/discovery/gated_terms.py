@@ -23,20 +23,6 @@ from tnlib_adapters.reference.weights import Weights, attention_layers, read_wei
 _MOST = 5000  # largest number of paths; each holds its own stream in memory
 
 
-# ------------------------------------------------------------------------------------------------------------ the model
-
-
-def attention_only(model: Checkpoint, function: str) -> Checkpoint:
-    """Return the model; raise `ArgumentError` unless it consists of attention layers with bilinear scores."""
-    wiring = as_checkpoint(function, model, "model").wiring
-    if not wiring.is_attention_only:
-        raise ArgumentError(
-            f"{function}: model must have attention layers and nothing else, got a {wiring.model_type} with norms or "
-            "feed-forward layers; split_stream and OpenLayer decompose one of its layers."
-        )
-    return model
-
-
 class AdditiveTerms:
     """Terms (terms, t, d) of the predicting rows of the final stream, with gates; the remainder is always added."""
 
@@ -124,6 +110,12 @@ def _terms(layer: OpenLayer, at: Array) -> Iterator[tuple[str, Array]]:
 def _forward_pass(
     model: Checkpoint, tokens: Any, mask: Array | None, function: str
 ) -> tuple[Weights, Targets, Forward]:
-    weights = read_weights(attention_only(model, function))
+    wiring = as_checkpoint(function, model, "model").wiring
+    if not wiring.is_attention_only:
+        raise ArgumentError(
+            f"{function}: model must have attention layers and nothing else, got a {wiring.model_type} with norms or "
+            "feed-forward layers; split_stream and OpenLayer decompose one of its layers."
+        )
+    weights = read_weights(model)
     targets = targets_of(weights, tokens, mask, function)
     return weights, targets, run(weights, targets.tokens)

@@ -18,7 +18,7 @@ from tnlib._validate import import_optional
 from tnlib_adapters.attention.softmax import like, log_softmax
 from tnlib_adapters.reference.layers import Norm, Unembedding, normed
 from tnlib_adapters.reference.model import check_mask
-from tnlib_adapters.reference.weights import Weights
+from tnlib_adapters.reference.weights import Weights, as_unembedding
 
 Metric = Literal["loss", "kl"] | Callable[[Array, Array], Any]
 
@@ -151,15 +151,6 @@ class Targets:
     def slope_of_rows(self, rows: Array) -> Array:
         """Return the gradient of the loss with respect to the target rows, (t, d)."""
         return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
-
-
-def as_unembedding(function: str, weights: Weights) -> Unembedding:
-    """Return the unembedding of a model; raise `ArgumentError` if it has none."""
-    if weights.unembed is None:
-        raise ArgumentError(
-            f"{function}: model must have an unembedding, got a {weights.architecture}; use a language model."
-        )
-    return weights.unembed
 
 
 def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str, metric: Metric = "loss") -> Targets:

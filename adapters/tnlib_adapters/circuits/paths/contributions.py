@@ -95,10 +95,9 @@ def with_one_more_head(s: Array, through: Array, m: int) -> Array:
     return out
 
 
-def padded(a: Array, m: int) -> Array:
-    """Pad the second axis, of orders, with zeros up to order m + 1."""
-    padding = m + 2 - a.shape[1]
-    return np.pad(a, [(0, 0), (0, padding)] + [(0, 0)] * (a.ndim - 2))
+def padded(a: Array, m: int, axis: int = 1) -> Array:
+    """Pad the axis of orders with zeros up to order m + 1."""
+    return np.pad(a, [(0, m + 2 - size if k == axis else 0) for k, size in enumerate(a.shape)])
 
 
 def by_sum(pairs: Array, m: int) -> Array:
@@ -365,6 +364,5 @@ def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = Non
     """
     layers, x = path_arguments("stream_by_order", stack, x)
     m = longest_order("stream_by_order", max_order, len(layers))
-    last = list(forward_by_order(layers, x, m))[-1]
-    out: Array = padded(last[None], m)[0]
-    return out
+    *_, last = forward_by_order(layers, x, m)
+    return padded(last, m, axis=0)

@@ -153,12 +153,7 @@ def split_before(
     function: str, weights: Weights, tokens: Any, layer: int | None
 ) -> tuple[Branch | None, dict[str, Array]]:
     """Return an attention layer with its norms, and the parts of the stream before both; None for the final stream."""
-    batch = weights.embedding(weights.embedding.check(function, tokens, weights.context))  # batch n d
-    if len(batch) != 1:
-        raise ArgumentError(
-            f"{function}: tokens must be one sequence, got {len(batch)}; split them one after the other."
-        )
-    parts = {"embedding": batch[0]}
+    parts = {"embedding": weights.embedding(weights.one_sequence(function, tokens))[0]}  # n d
     for block, names in named_blocks(weights.blocks):
         added: dict[str, Array] = {}
         for name, branch in zip(names, block.branches, strict=True):

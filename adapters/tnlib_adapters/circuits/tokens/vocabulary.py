@@ -14,9 +14,9 @@ unembedding u_t, up to the division of that norm and a shift common to all logit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal, get_args
 
 import numpy as np
@@ -30,7 +30,6 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import (
-    ResidualBlock,
     named_blocks,
     read_embedding,
     read_norm,
@@ -363,7 +362,8 @@ def with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vo
     if inputs == "embeddings":
         return words
     weights = read_weights(checkpoint, in_memory=False, dtype=words.table.dtype)
-    layer = list(_first_layer(weights.blocks))
+    # the first attention, and the feed-forward layers before the second
+    layer = [block for block, _ in takewhile(lambda named: "1" not in named[1], named_blocks(weights.blocks))]
     table = np.empty_like(words.table)
     for start in range(0, len(words), _BLOCK):
         x = words.rows(np.arange(start, min(start + _BLOCK, len(words))))
@@ -371,14 +371,6 @@ def with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vo
             x = block.run(x, _alone)
         table[start : start + _BLOCK] = x
     return replace(words, table=table, norm=None, positions=None, inputs=inputs)
-
-
-def _first_layer(blocks: Iterable[ResidualBlock]) -> Iterator[ResidualBlock]:
-    """Yield the blocks of the first attention and the feed-forward layers before the second."""
-    for block, names in named_blocks(blocks):
-        if "1" in names:
-            return
-        yield block
 
 
 def _alone(layer: Attention, x: Array) -> Array:
