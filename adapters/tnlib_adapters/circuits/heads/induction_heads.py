@@ -94,7 +94,8 @@ class Induction(HeadTable):
     @property
     def previous_head(self) -> Head:
         """The head before the last layer with the largest attention to the previous token."""
-        return divmod(int(self.previous_token[:-1].argmax()), self.previous_token.shape[1])
+        layer, head = divmod(int(self.previous_token[:-1].argmax()), self.previous_token.shape[1])
+        return layer, head
 
     @property
     def induction_heads(self) -> tuple[Head, ...]:
