@@ -9,9 +9,9 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.circuits.attribution.query_key_attributions import PairAttribution
 from tnlib_adapters.circuits.composition.composition_scores import Compositions
-from tnlib_adapters.html_page import write_values
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_VALUES = 400  # largest number of pairs with printed values
@@ -72,7 +72,7 @@ def heat_map(compositions: Compositions | PairAttribution) -> Figure:
         ax.axhline(layer * n_heads - 0.5, color="0.6", lw=0.5)
         ax.axvline(layer * n_heads - 0.5, color="0.6", lw=0.5)
     if multiples.size <= _MOST_VALUES:
-        write_values(image, multiples)
+        _write_values(ax, multiples, top)
     ax.set(title=f"{compositions.kind}-composition", xlabel="head that reads", ylabel="head that writes")
     figure.colorbar(image, ax=ax, label="multiple of chance", shrink=0.9)
     return figure
@@ -124,3 +124,12 @@ def _name_heads(axis: Any, layers: range, n_heads: int) -> None:
         axis.set_ticks(
             ticks, [f"layer {layer}" for layer in layers[::step]], rotation=30 if axis.axis_name == "x" else 0
         )
+
+
+def _write_values(ax: Axes, values: Any, top: float) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            dark = value > 1 + 0.6 * (top - 1) or value < 0.3
+            ax.text(
+                column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=8
+            )
