@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 from tnlib_adapters import Attention, circuits, freeze, open_model
-from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
+from tnlib_adapters.circuits.heads.pattern_scores import attention_targets
 from tnlib_adapters.reference.layers import rows_product
 from tnlib_adapters.reference.weights import read_weights
 
@@ -90,7 +90,7 @@ def cases(folder: str) -> Iterator[Case]:
     def their_knocked_out(tokens: np.ndarray) -> np.ndarray:
         n = len(tokens)
         texts = np.tile(np.random.default_rng(0).integers(0, VOCAB, (2, n // 2)), (1, 2))  # those of find_induction
-        blocked, inputs = torch.from_numpy(induction_targets(texts)), torch.from_numpy(texts)
+        blocked, inputs = torch.from_numpy(attention_targets(texts)["induction"]), torch.from_numpy(texts)
 
         def losses(hooks: list[Any]) -> torch.Tensor:
             each = lens.run_with_hooks(inputs, return_type="loss", loss_per_token=True, fwd_hooks=hooks)

@@ -39,6 +39,7 @@ class Table(ABC):
 
     _FORMATS: ClassVar[Mapping[str, str]] = {}  # of columns of numbers, where it is not .3f
     _HIDDEN: ClassVar[tuple[str, ...]] = ()  # columns of the data frame that are not printed
+    _SHOWN: ClassVar[int | None] = None  # number of printed rows, None for all
 
     @property
     @abstractmethod
@@ -51,11 +52,11 @@ class Table(ABC):
 
     def _printed(self) -> Array | slice:
         """Return the rows that are printed, in this order."""
-        return slice(None)
+        return slice(self._SHOWN)
 
     def _notes(self) -> Sequence[str]:
-        """Return sentences below the table."""
-        return ()
+        """Return sentences below the table, those of an attribute `notes` unless a subclass has others."""
+        return [f"note: {note}" for note in getattr(self, "notes", ())]
 
     def _picture(self) -> str:
         """Return the picture that a notebook shows, as HTML."""

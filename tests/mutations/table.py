@@ -295,10 +295,10 @@ ATTENTION = [
         ),
     ),
     *_in(
-        "adapters/tnlib_adapters/attention/frozen_attention.py",
+        "adapters/tnlib_adapters/attention/attention.py",
         (
-            "right = [LowRank(out[h].T, values[h // group].T) for h in range(heads)]  # d [dh] d",
-            "right = [LowRank(out[h].T, values[h % len(values)].T) for h in range(heads)]",
+            "right = [LowRank(out[h].T, values[self.kv_head(h)].T) for h in range(self.n_heads)]  # d [dh] d",
+            "right = [LowRank(out[h].T, values[h % len(values)].T) for h in range(self.n_heads)]",
             "adapters/attention/test_attention.py::test_grouped_heads_agree_with_a_dense_sum",
         ),
         (

@@ -130,7 +130,7 @@ class Decoder:
     scaled_logits: str  # config key: logits are divided by sqrt(d_model); if missing, where embeddings are tied
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Tensor names, storage layout and structure of one family of checkpoints.
 
@@ -139,9 +139,9 @@ class Architecture:
     """
 
     model_type: str
-    n_layers: str  # config keys
-    n_heads: str
-    d_model: str
+    n_layers: str = "num_hidden_layers"  # config keys
+    n_heads: str = "num_attention_heads"
+    d_model: str = "hidden_size"
     attention: str  # parent module of the attention tensors of a layer
     projections: Mapping[str, str]  # module below `attention` -> the projections it holds, in order: "q", "qkv", ...
     stored: Literal["out_in", "in_out"]  # legs of every weight; "in_out" multiplies from the right, x @ weight

@@ -119,11 +119,6 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return (*slopes, *finer[: n_heads - power])
 
 
-def bloom_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...]:
-    """Return the ALiBi slopes without further scaling."""
-    return alibi_slopes(n_heads)
-
-
 def falcon_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...] | None:
     """Return the ALiBi slopes if enabled; Falcon adds the bias before the score scale."""
     if not settings["alibi"]:
@@ -144,17 +139,8 @@ def opt_final_norm(settings: Settings) -> str | None:
     return "decoder.final_layer_norm" if before else None
 
 
-def t5_feed_forward(settings: Settings) -> Mlp:
-    """Return the feed-forward layer of the encoder of T5, with a gate if `feed_forward_proj` says so."""
-    return _t5_feed_forward(settings, "encoder.block.{layer}.layer.1")
-
-
-def t5_decoder_feed_forward(settings: Settings) -> Mlp:
-    """Return the feed-forward layer of the decoder of T5."""
-    return _t5_feed_forward(settings, "decoder.block.{layer}.layer.2")
-
-
-def _t5_feed_forward(settings: Settings, parent: str) -> Mlp:
+def t5_feed_forward(settings: Settings, parent: str) -> Mlp:
+    """Return the feed-forward layer of T5 below a module, with a gate if `feed_forward_proj` says so."""
     module = f"{parent}.DenseReluDense"
     function: str = settings["feed_forward_proj"]
     gated = function.startswith("gated-")

@@ -19,11 +19,23 @@ from tnlib_adapters.architectures.layer_settings import (
     window_of_some,
 )
 
+_SECOND_NORM = "layers.{layer}.post_attention_layernorm"
+
+
+def _gated(module: str, norm: str = _SECOND_NORM, norm_after: str | None = None, activation: str = "hidden_act") -> Mlp:
+    """Return a feed-forward layer of three matrices below a module, under the names of Llama."""
+    return Mlp(
+        up=f"{module}.up_proj",
+        down=f"{module}.down_proj",
+        gate=f"{module}.gate_proj",
+        norm=norm,
+        norm_after=norm_after,
+        activation=activation,
+    )
+
+
 LLAMA = Architecture(
     model_type="llama",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     kv_heads="num_key_value_heads",
     d_head="head_dim",
     attention="layers.{layer}.self_attn",
@@ -37,13 +49,7 @@ LLAMA = Architecture(
     norm="rms",
     norm_eps="rms_norm_eps",
     attention_norm="layers.{layer}.input_layernorm",
-    mlp=Mlp(
-        up="layers.{layer}.mlp.up_proj",
-        down="layers.{layer}.mlp.down_proj",
-        gate="layers.{layer}.mlp.gate_proj",
-        norm="layers.{layer}.post_attention_layernorm",
-        activation="hidden_act",
-    ),
+    mlp=_gated("layers.{layer}.mlp"),
     final_norm="norm",
     unembed=("lm_head", "embed_tokens"),
     prefixes=("model.", ""),
@@ -62,7 +68,7 @@ MIXTRAL = replace(
             up="layers.{layer}.block_sparse_moe.experts.{expert}.w3",
             down="layers.{layer}.block_sparse_moe.experts.{expert}.w2",
             gate="layers.{layer}.block_sparse_moe.experts.{expert}.w1",
-            norm="layers.{layer}.post_attention_layernorm",
+            norm=_SECOND_NORM,
             activation="hidden_act",
         ),
         n_experts="num_local_experts",
@@ -85,7 +91,7 @@ STARCODER2 = replace(
     mlp=Mlp(
         up="layers.{layer}.mlp.c_fc",
         down="layers.{layer}.mlp.c_proj",
-        norm="layers.{layer}.post_attention_layernorm",
+        norm=_SECOND_NORM,
         activation="hidden_act",
     ),
     defaults={"sliding_window": None, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
@@ -106,13 +112,7 @@ QWEN3_MOE = replace(
     d_head="head_dim",
     experts=Experts(
         router="layers.{layer}.mlp.gate",
-        expert=Mlp(
-            up="layers.{layer}.mlp.experts.{expert}.up_proj",
-            down="layers.{layer}.mlp.experts.{expert}.down_proj",
-            gate="layers.{layer}.mlp.experts.{expert}.gate_proj",
-            norm="layers.{layer}.post_attention_layernorm",
-            activation="hidden_act",
-        ),
+        expert=_gated("layers.{layer}.mlp.experts.{expert}"),
         n_experts="num_experts",
         n_chosen="num_experts_per_tok",
         routing=qwen3_moe_routing,
@@ -139,10 +139,8 @@ GEMMA2 = replace(
     window=window_of_every_other,
     rule_keys=("query_pre_attn_scalar", "sliding_window", "layer_types"),
     attention_norm_after="layers.{layer}.post_attention_layernorm",
-    mlp=Mlp(
-        up="layers.{layer}.mlp.up_proj",
-        down="layers.{layer}.mlp.down_proj",
-        gate="layers.{layer}.mlp.gate_proj",
+    mlp=_gated(
+        "layers.{layer}.mlp",
         norm="layers.{layer}.pre_feedforward_layernorm",
         norm_after="layers.{layer}.post_feedforward_layernorm",
         activation="hidden_activation",
@@ -184,7 +182,7 @@ PHI3 = replace(
         up="layers.{layer}.mlp.gate_up_proj",
         gate="layers.{layer}.mlp.gate_up_proj",
         down="layers.{layer}.mlp.down_proj",
-        norm="layers.{layer}.post_attention_layernorm",
+        norm=_SECOND_NORM,
         activation="hidden_act",
     ),
     defaults={**LLAMA.defaults, "sliding_window": None},
@@ -193,24 +191,12 @@ PHI3 = replace(
 _ROUTING_KEYS = ("n_group", "topk_group", "routed_scaling_factor")
 _DEEPSEEK_V3_EXPERTS = Experts(
     router="layers.{layer}.mlp.gate",
-    expert=Mlp(
-        up="layers.{layer}.mlp.experts.{expert}.up_proj",
-        down="layers.{layer}.mlp.experts.{expert}.down_proj",
-        gate="layers.{layer}.mlp.experts.{expert}.gate_proj",
-        norm="layers.{layer}.post_attention_layernorm",
-        activation="hidden_act",
-    ),
+    expert=_gated("layers.{layer}.mlp.experts.{expert}"),
     n_experts="n_routed_experts",
     n_chosen="num_experts_per_tok",
     routing=deepseek_v3_routing,
     correction="layers.{layer}.mlp.gate.e_score_correction_bias",
-    shared=Mlp(
-        up="layers.{layer}.mlp.shared_experts.up_proj",
-        down="layers.{layer}.mlp.shared_experts.down_proj",
-        gate="layers.{layer}.mlp.shared_experts.gate_proj",
-        norm="layers.{layer}.post_attention_layernorm",
-        activation="hidden_act",
-    ),
+    shared=_gated("layers.{layer}.mlp.shared_experts"),
     in_layer=deepseek_experts,
 )
 

@@ -199,16 +199,14 @@ def _yarn(request: _RopeArguments) -> Frequencies:
     slowed = np.clip((np.arange(n // 2) - first) / (last - first), 0, 1)
     radians = request.plain()
     context = max(request.context or 0, int(original * factor))
-    return Frequencies(slowed * radians / factor + (1 - slowed) * radians, _yarn_factor(section, factor), context)
+    attention_factor = section.get("attention_factor", _yarn_factor(section, factor))
+    return Frequencies(slowed * radians / factor + (1 - slowed) * radians, attention_factor, context)
 
 
 def _yarn_factor(section: Mapping[str, Any], factor: float) -> float:
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    if "attention_factor" in section:
-        stated: float = section["attention_factor"]
-        return stated
     if section.get("mscale") and section.get("mscale_all_dim"):
         return magnitude(section["mscale"]) / magnitude(section["mscale_all_dim"])
     return magnitude(1.0)
@@ -226,15 +224,10 @@ def _longrope(request: _RopeArguments) -> Frequencies:
             f"got {'none' if each is None else len(each)}; repair it."
         )
     context = request.context if long else min(int(original), request.context or int(original))
-    return Frequencies(request.plain() / np.asarray(each, float), _longrope_factor(request, original), context)
-
-
-def _longrope_factor(request: _RopeArguments, original: float) -> float:
-    if "attention_factor" in request.section:
-        stated: float = request.section["attention_factor"]
-        return stated
     factor = request.section.get("factor", (request.context or original) / original)
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    by_length = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    attention_factor = request.section.get("attention_factor", by_length)
+    return Frequencies(request.plain() / np.asarray(each, float), attention_factor, context)
 
 
 VARIANTS: Mapping[str, Callable[[_RopeArguments], Frequencies]] = {

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from reprlib import repr as short_repr
 
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBiasKeys, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.layer_settings import (
-    bloom_alibi,
+    alibi_slopes,
     falcon_alibi,
     falcon_kv_heads,
     gpt2_scale,
     no_scale,
     opt_final_norm,
-    t5_decoder_feed_forward,
     t5_feed_forward,
 )
 from tnlib_adapters.architectures.llama_family import (
@@ -39,9 +39,6 @@ __all__ = ["ARCHITECTURES", "ATTENTION_ONLY", "Architecture", "Mlp", "find_row"]
 
 BERT = Architecture(
     model_type="bert",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     attention="encoder.layer.{layer}.attention",
     projections={"self.query": "q", "self.key": "k", "self.value": "v", "output.dense": "o"},
     stored="out_in",
@@ -166,9 +163,6 @@ GPTJ = Architecture(
 
 GPT_NEOX = Architecture(
     model_type="gpt_neox",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     attention="layers.{layer}.attention",
     projections={"query_key_value": "qkv", "dense": "o"},
     fused="groups",
@@ -196,9 +190,6 @@ GPT_NEOX = Architecture(
 
 OPT = Architecture(
     model_type="opt",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     attention="decoder.layers.{layer}.self_attn",
     projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"},
     stored="out_in",
@@ -226,9 +217,6 @@ OPT = Architecture(
 
 PHI = Architecture(
     model_type="phi",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     kv_heads="num_key_value_heads",
     attention="layers.{layer}.self_attn",
     projections={"q_proj": "q", "k_proj": "k", "v_proj": "v", "dense": "o"},
@@ -256,9 +244,6 @@ PHI = Architecture(
 
 FALCON = Architecture(
     model_type="falcon",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     kv_heads=falcon_kv_heads,
     attention="h.{layer}.self_attention",
     projections={"query_key_value": "qkv", "dense": "o"},
@@ -290,13 +275,12 @@ BLOOM = Architecture(
     model_type="bloom",
     n_layers="n_layer",
     n_heads="n_head",
-    d_model="hidden_size",
     attention="h.{layer}.self_attention",
     projections={"query_key_value": "qkv", "dense": "o"},
     fused="groups",
     stored="out_in",
     causal=True,
-    alibi=bloom_alibi,
+    alibi=lambda settings, n_heads, d_head: alibi_slopes(n_heads),
     embeddings=("word_embeddings",),
     norm_place="before",
     norm_eps="layer_norm_epsilon",
@@ -315,6 +299,12 @@ BLOOM = Architecture(
     required={"apply_residual_connection_post_layernorm": (False, None)},
 )
 
+_T5_BIAS = RelativeBiasKeys(
+    table="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    n_bins="relative_attention_num_buckets",
+    max_distance="relative_attention_max_distance",
+)
+
 # A T5EncoderModel; with a decoder below.
 _T5_ENCODER = Architecture(
     model_type="t5",
@@ -327,18 +317,14 @@ _T5_ENCODER = Architecture(
     stored="out_in",
     causal=False,
     scale=no_scale,
-    relative_bias=RelativeBiasKeys(
-        table="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        n_bins="relative_attention_num_buckets",
-        max_distance="relative_attention_max_distance",
-    ),
+    relative_bias=_T5_BIAS,
     embeddings=("shared",),
     embedding_shared=True,
     norm_place="before",
     norm="rms",
     norm_eps="layer_norm_epsilon",
     attention_norm="encoder.block.{layer}.layer.0.layer_norm",
-    mlp=t5_feed_forward,
+    mlp=partial(t5_feed_forward, parent="encoder.block.{layer}.layer.1"),
     rule_keys=("feed_forward_proj", "gated_activation", "dense_act_fn"),
     final_norm="encoder.final_layer_norm",
     defaults={
@@ -359,13 +345,9 @@ T5 = replace(
             n_layers="num_decoder_layers",
             attention="decoder.block.{layer}.layer.0.SelfAttention",
             causal=True,
-            relative_bias=RelativeBiasKeys(
-                table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-                n_bins="relative_attention_num_buckets",
-                max_distance="relative_attention_max_distance",
-            ),
+            relative_bias=replace(_T5_BIAS, table="decoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
             attention_norm="decoder.block.{layer}.layer.0.layer_norm",
-            mlp=t5_decoder_feed_forward,
+            mlp=partial(t5_feed_forward, parent="decoder.block.{layer}.layer.2"),
             final_norm="decoder.final_layer_norm",
             unembed=("lm_head", "shared"),
         ),
@@ -378,9 +360,6 @@ T5 = replace(
 # The built-in model; transformers has no such architecture.
 ATTENTION_ONLY = Architecture(
     model_type="tnlib_attention_only",
-    n_layers="num_hidden_layers",
-    n_heads="num_attention_heads",
-    d_model="hidden_size",
     attention="layers.{layer}.attention",
     projections={"query": "q", "key": "k", "value": "v", "output": "o"},
     stored="out_in",

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tnlib import ArgumentError, LowRank, Tucker
+from tnlib import ArgumentError, KroneckerTerms, LowRank, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention_weights import AttentionWeights
-from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, as_divisors, as_patterns
 from tnlib_adapters.attention.layer_arguments import module_arguments
 from tnlib_adapters.attention.query_key import PositionParts, form, forms, position_parts
-from tnlib_adapters.attention.validation import as_distance, as_distances, as_index
+from tnlib_adapters.attention.validation import as_distances, as_index
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -294,7 +294,23 @@ class Attention(AttentionWeights):
                 "Attention.frozen: divisors must be given, because values are made from normalised latent vectors, got "
                 "None; pass value_divisors(x)."
             )
-        return frozen_heads(self.W_V, self.W_O, self.b_V, self.b_O, patterns, divisors, context=self.context)
+        patterns = as_patterns("frozen", patterns, self.n_heads)
+        if self.context is not None and max(patterns.shape[1:]) > self.context:
+            raise ArgumentError(
+                f"Attention.frozen: patterns must be of at most {self.context} positions, as many as the model was "
+                f"made for, got {patterns.shape}; shorten them."
+            )
+        dtype = np.result_type(patterns, self.W_V, self.W_O)  # of the products of heads
+        values, out = (w.astype(dtype, copy=False) for w in (self.W_V, self.W_O))
+        right = [LowRank(out[h].T, values[self.kv_head(h)].T) for h in range(self.n_heads)]  # d [dh] d
+        constant = np.zeros((patterns.shape[1], self.d_model), dtype)
+        if self.b_V is not None:
+            for a, b, w in zip(patterns, self.repeated(self.b_V), out, strict=True):
+                constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d
+        if self.b_O is not None:
+            constant += self.b_O
+        weights = patterns if divisors is None else patterns / as_divisors("frozen", divisors, patterns.shape[2])
+        return FrozenAttention(KroneckerTerms(weights, tuple(right)), constant)
 
     def stacked(self) -> Array:
         """Return all weights as one array (projection, head, d_model, d_head), projections in the order Q, K, V, O.
@@ -320,9 +336,7 @@ class Attention(AttentionWeights):
 
     def _form(self, method: str, head: int, distance: int | None = None, plane: int | None = None) -> LowRank:
         q, k = self._query_key(method, head)
-        turned = self.rotary is not None
-        shifted = self.depends_on_distance and not turned
-        checked = as_distance(f"Attention.{method}", distance, turned=turned, shifted=shifted, most=self.context)
+        checked = self.distance(f"Attention.{method}", distance)
         offsets = self._offsets(head, np.array([checked]))
         offset = None if offsets is None else float(offsets[0])
         return form(q, k, checked, rotary=self.rotary, offset=offset, plane=self._plane(method, plane))

@@ -25,7 +25,7 @@ from tnlib_adapters.attention.norms import HeadNorm, LatentNorm
 from tnlib_adapters.attention.relative_bias import RelativeBias
 from tnlib_adapters.attention.rotary import Rotary
 from tnlib_adapters.attention.softmax import like, matmul, soft_capped, softmax
-from tnlib_adapters.attention.validation import as_stream, check_facts, check_shapes
+from tnlib_adapters.attention.validation import as_distances, as_stream, check_facts, check_shapes
 
 _ARRAYS = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "alibi")
 
@@ -106,14 +106,14 @@ class AttentionWeights(GroupedHeads):
         last = np.zeros_like(weight[..., :1, :]) if bias is None else bias[head][..., None, :]
         return np.concatenate([weight, last], axis=-2)
 
-    def of_heads(self, heads: Sequence[int]) -> Self:
-        """Return the layer with some query heads, each with keys and values of its own."""
+    def of_heads(self, heads: Sequence[int] | Array, kv_heads: Array | None = None) -> Self:
+        """Return the layer with some query heads, and some key and value heads, by default one for each of them."""
         queries = np.array(heads)
         index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), queries)
-        index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), queries // self.group_size)
+        keys = queries // self.group_size if kv_heads is None else kv_heads
+        index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), keys)
         arrays = {name: None if (a := getattr(self, name)) is None else a[index] for name, index in index_of.items()}
-        bias = self.relative_bias
-        of_heads = None if bias is None else replace(bias, table=bias.table[queries])
+        of_heads = None if self.relative_bias is None else self.relative_bias.of_heads(queries)
         return replace(self, **arrays, relative_bias=of_heads)  # type: ignore[arg-type]
 
     def astype(self, dtype: DTypeLike) -> Self:
@@ -155,7 +155,9 @@ class AttentionWeights(GroupedHeads):
         constant per row, to which softmax is invariant. In cross-attention keys are those of `memory` (n', d_model),
         the output of the encoder, and the scores (heads, n, n').
         """
-        x, keys_of = self._input("scores", x), self._keys_of("scores", x, memory)
+        self._check_cross("scores", "memory", memory, "it is the output of the encoder, (positions, d_model)")
+        x = self._input("scores", x)
+        keys_of = x if memory is None else self._input("scores", memory, "memory")
         positions = np.arange(len(x))
         q, k = self.queries(x, positions), self.keys(keys_of, np.arange(len(keys_of)))
         return self.scores_of(q, k, positions[:, None] - positions)
@@ -236,17 +238,28 @@ class AttentionWeights(GroupedHeads):
         """True if scores depend on the distance of query and key."""
         return not (self.rotary is None and self.alibi is None and self.relative_bias is None)
 
+    def distance(self, function: str, distance: int | None) -> int:
+        """Return a distance within the context, validated for `function`; 0 for None where scores do not need one."""
+        if distance is None and self.depends_on_distance:
+            why = "rotary embeddings turn queries and keys" if self.rotary else "ALiBi or a relative bias adds to them"
+            raise ArgumentError(
+                f"{function}: distance must be given, because scores depend on it ({why}), got None; "
+                "pass the position of the query less that of the key, for example distance=1."
+            )
+        if distance is not None and (not isinstance(distance, int | np.integer) or isinstance(distance, bool)):
+            raise ArgumentTypeError(
+                f"{function}: distance must be an integer, got {distance!r:.80}; count positions from the key to the "
+                "query."
+            )
+        return int(as_distances(function, "distance", [0 if distance is None else distance], self.context)[0])
+
     def mask(self, n: int, n_keys: int | None = None) -> Array:
         """Return the attention mask, bool (n, n): True where position i may attend to position j.
 
         In cross-attention (n, n_keys), True everywhere.
         """
         n = as_count("Attention.mask", "n", n)
-        if self.cross != (n_keys is not None):
-            needed = "must be given for" if self.cross else "is only for"
-            raise ArgumentError(
-                f"Attention.mask: n_keys {needed} cross-attention, got {n_keys!r}; it is the length of the memory."
-            )
+        self._check_cross("mask", "n_keys", n_keys, "it is the length of the memory")
         if n_keys is not None:
             return np.ones((n, as_count("Attention.mask", "n_keys", n_keys)), bool)
         distance = np.arange(n)[:, None] - np.arange(n)  # n n
@@ -280,15 +293,12 @@ class AttentionWeights(GroupedHeads):
         x = self._input("value_divisors", x)
         return None if self.latent_norm is None else self.latent_norm.value_divisors(x)[:, 0]
 
-    def _keys_of(self, method: str, x: Array, memory: Array | None) -> Array:
-        """Return the input of keys: x, or the memory in cross-attention."""
-        if self.cross != (memory is not None):
+    def _check_cross(self, method: str, parameter: str, value: Any, remedy: str) -> None:
+        """Raise `ArgumentError` unless a parameter is given in cross-attention alone."""
+        if self.cross != (value is not None):
             needed = "must be given for" if self.cross else "is only for"
-            raise ArgumentError(
-                f"Attention.{method}: memory {needed} cross-attention, got {'None' if memory is None else 'an array'}; "
-                "it is the output of the encoder, (positions, d_model)."
-            )
-        return x if memory is None else self._input(method, memory, "memory")
+            received = f"{type(value).__name__}" if np.ndim(value) else f"{value!r}"
+            raise ArgumentError(f"Attention.{method}: {parameter} {needed} cross-attention, got {received}; {remedy}.")
 
     def _input(self, method: str, x: Array, parameter: str = "x") -> Array:
         return as_stream(f"Attention.{method}", parameter, x, self.d_model, self.context)

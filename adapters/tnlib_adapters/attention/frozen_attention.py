@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from tnlib import ArgumentError, KroneckerTerms, LowRank
+from tnlib import ArgumentError, KroneckerTerms
 from tnlib._typing import Array
 from tnlib._validate import as_array
 from tnlib.drawing.diagram import Diagram, Leg, Node
@@ -24,11 +22,11 @@ _DROP = 1.3  # distance from the stream down to the patterns
 _REACH = 1.0  # length of an open leg
 
 
-def of_frozen(terms: KroneckerTerms) -> Diagram:
-    """Return the diagram of terms x + c."""
+def of_affine(terms: KroneckerTerms, title: str, *, is_residual: bool) -> Diagram:
+    """Return the diagram of terms x + c, plus x if `is_residual`."""
     diagram = _Row(terms)
-    diagram.add_layer(terms, "", is_residual=False, has_constant=True)
-    return diagram.finished(f"{_title(terms)}, applied to x, plus the constant c")
+    diagram.add_layer(terms, "", is_residual=is_residual, has_constant=True)
+    return diagram.finished(f"{title}, applied to x, plus the constant c")
 
 
 def of_product(factors: Sequence[KroneckerTerms], *, constant: bool = False) -> Diagram:
@@ -45,13 +43,6 @@ def of_product(factors: Sequence[KroneckerTerms], *, constant: bool = False) -> 
     names = [f"(1 + K$_{{{k}}}$)" if count <= _MOST or k in (1, count) else "..." for k in range(count, 0, -1)]
     product = " ".join(name for n, name in enumerate(names) if name != "..." or names[n - 1] != "...")
     return diagram.finished(f"{count} layers, {product} x" + (" + constant c" if constant else ""))
-
-
-def of_paths(terms: KroneckerTerms) -> Diagram:
-    """Return the diagram of x + terms x + c, one term per path through at least one head."""
-    diagram = _Row(terms)
-    diagram.add_layer(terms, "", is_residual=True, has_constant=True)
-    return diagram.finished(f"{terms.ranks[0]} paths and the direct one, applied to x, plus the constant c")
 
 
 class _Row:
@@ -114,10 +105,6 @@ class _Row:
             self.legs.append(Leg(source, node, "", n, axes=(axis, k)))
 
 
-def _title(terms: KroneckerTerms) -> str:
-    return kronecker_terms_diagram(terms).title
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenAttention:
     """A layer with frozen patterns: the affine map x -> terms x + constant; unpacks to the two.
@@ -161,7 +148,7 @@ class FrozenAttention:
 
     def diagram(self) -> Diagram:
         """Return the diagram for `tnlib.draw`."""
-        return of_frozen(self.terms)
+        return of_affine(self.terms, kronecker_terms_diagram(self.terms).title, is_residual=False)
 
     def __add__(self, other: Any) -> FrozenAttention:
         if not isinstance(other, FrozenAttention):
@@ -172,37 +159,6 @@ class FrozenAttention:
         if not isinstance(other, FrozenAttention):
             return NotImplemented
         return FrozenAttention(self.terms @ other.terms, self.apply(other.constant))
-
-
-def frozen_heads(
-    W_V: Array,
-    W_O: Array,
-    b_V: Array | None,
-    b_O: Array | None,
-    patterns: Array,
-    divisors: Array | None,
-    *,
-    context: int | None,
-) -> FrozenAttention:
-    """Return the result of `Attention.frozen` for weights in the layout of `Attention`."""
-    heads, _, d_model = W_O.shape
-    patterns = as_patterns("frozen", patterns, heads)
-    if context is not None and max(patterns.shape[1:]) > context:
-        raise ArgumentError(
-            f"Attention.frozen: patterns must be of at most {context} positions, as many as the model was made for, "
-            f"got {patterns.shape}; shorten them."
-        )
-    group, dtype = heads // len(W_V), np.result_type(patterns, W_V, W_O)
-    values, out = (w.astype(dtype, copy=False) for w in (W_V, W_O))  # dtype of the products of heads
-    right = [LowRank(out[h].T, values[h // group].T) for h in range(heads)]  # d [dh] d
-    constant = np.zeros((patterns.shape[1], d_model), dtype)
-    if b_V is not None:
-        for a, b, w in zip(patterns, np.repeat(b_V, group, axis=0), out, strict=True):
-            constant += np.outer(a.sum(axis=1), b.astype(dtype) @ w)  # n [n'], [dh] d
-    if b_O is not None:
-        constant += b_O
-    weights = patterns if divisors is None else patterns / _as_divisors(divisors, patterns.shape[2])
-    return FrozenAttention(KroneckerTerms(weights, tuple(right)), constant)
 
 
 def as_patterns(method: str, patterns: Array, heads: int) -> Array:
@@ -216,11 +172,12 @@ def as_patterns(method: str, patterns: Array, heads: int) -> Array:
     return patterns
 
 
-def _as_divisors(divisors: Array, n: int) -> Array:
-    a = as_array("Attention.frozen", "divisors", divisors)
+def as_divisors(method: str, divisors: Array, n: int) -> Array:
+    """Return the divisors of n positions, validated."""
+    a = as_array(f"Attention.{method}", "divisors", divisors)
     if a.shape != (n,) or a.dtype.kind == "c" or not (a > 0).all():
         raise ArgumentError(
-            f"Attention.frozen: divisors must be {n} positive numbers, one for every position that is attended to, got "
-            f"{a.dtype} of shape {a.shape}, the smallest {a.real.min():.3g}; norm_divisors gives them."
+            f"Attention.{method}: divisors must be {n} positive numbers, one for every position that is attended to, "
+            f"got {a.dtype} of shape {a.shape}, the smallest {a.real.min():.3g}; norm_divisors gives them."
         )
     return a

@@ -204,7 +204,8 @@ def _fix_queries_and_keys(layer: Attention) -> Attention:
     if head_norm is not None:
         q, k, head_norm = fix_normed(q, k, head_norm, columns, dtype)
     else:
-        pairs = [fix_scores(*_stacked(q, k, g, group), columns, dtype) for g in range(layer.kv_heads)]
+        stacked = q.reshape(layer.kv_heads, -1, layer.d_head)  # kv (group d~) dh
+        pairs = [fix_scores(queries, key, columns, dtype) for queries, key in zip(stacked, k, strict=True)]
         q = np.concatenate([queries.reshape(group, *q.shape[1:]) for queries, _ in pairs])
         k = np.stack([key for _, key in pairs])
     k[:, -1, unseen] = 0  # exact zero instead of roundoff
@@ -216,11 +217,6 @@ def _fix_queries_and_keys(layer: Attention) -> Attention:
         b_K=None if layer.b_K is None else k[:, -1].astype(layer.b_K.dtype),
         head_norm=head_norm,
     )
-
-
-def _stacked(q: Array, k: Array, key: int, group: int) -> tuple[Array, Array]:
-    """Return the queries of a key head, stacked as rows, and the key."""
-    return q[key * group : (key + 1) * group].reshape(-1, q.shape[2]), k[key]
 
 
 # ------------------------------------------------------------------------------------------------- values and outputs
@@ -269,17 +265,6 @@ def rank_heads(layer: Attention) -> Array:
     within = np.stack([members[_ranking(layer, members[:, None], lengths)] for members in heads])
     order: Array = within[_ranking(layer, within, lengths)].ravel()
     return order
-
-
-def in_order(layer: Attention, order: Array) -> Attention:
-    """Return the layer with its query heads in this order, which must keep groups together."""
-    group = layer.group_size
-    index_of = dict.fromkeys(("W_Q", "W_O", "b_Q", "alibi"), order)
-    index_of |= dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), order[::group] // group)
-    arrays: dict[str, Any] = {
-        name: None if (a := getattr(layer, name)) is None else a[index] for name, index in index_of.items()
-    }
-    return replace(layer, **arrays)
 
 
 def _ranking(layer: Attention, sets: Array, lengths: Array) -> Array:

@@ -47,13 +47,6 @@ def per_head(projections: Projections, sizes: Sizes) -> dict[str, Any]:
     return weights | biases
 
 
-def one_head(arrays: dict[str, Any], head: int) -> dict[str, Any]:
-    """Return the weights and biases of one query head and of its key and value head."""
-    kv_head = head * len(arrays["W_K"]) // len(arrays["W_Q"])
-    index_of = {name: kv_head if name[-1] in "KV" else head for name in arrays if name != "b_O"}
-    return {name: arrays[name][k : k + 1] for name, k in index_of.items()}
-
-
 def _relative_bias(attention: AttentionWiring, get: Callable[[str], Array | None]) -> RelativeBias | None:
     bias = attention.relative_bias
     table = None if bias is None else get(bias.table.weight)  # bins h

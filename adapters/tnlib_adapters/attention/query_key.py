@@ -19,10 +19,15 @@ from tnlib_adapters.attention.rotary import Rotary
 def form(
     q: Array, k: Array, distance: float, *, rotary: Rotary | None, offset: float | None, plane: int | None
 ) -> LowRank:
-    """Return the form at one distance, for rotary embeddings, an offset or neither."""
+    """Return the form at one distance, for rotary embeddings (or the part of one plane), an offset or neither."""
     if rotary is not None:
-        return _rotated(q, k, rotary, distance, plane)
-    return LowRank(q, k.T) if offset is None else _shifted(q, k, offset)
+        left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # rotation by 0 applies `factor`
+        columns = slice(None) if plane is None else _columns(rotary, plane)
+        return LowRank(left[:, columns], right[:, columns].T)
+    if offset is None:
+        return LowRank(q, k.T)
+    unit = _constant_coordinate(q)
+    return LowRank(np.hstack([q, offset * unit]), np.hstack([k, unit]).T)
 
 
 def forms(
@@ -31,25 +36,14 @@ def forms(
     """Return the forms at many distances as one array (distances, d_model + 1, d_model + 1)."""
     if rotary is not None:
         return _stack_rotated(q, k, rotary, distances, plane)
-    if offsets is not None:
-        return _stack_shifted(q, k, offsets)
-    alike = np.ones((len(distances), 1), q.dtype)
-    return Tucker(np.eye(q.shape[1], dtype=q.dtype)[None], (alike, q, k))
-
-
-def _rotated(q: Array, k: Array, rotary: Rotary, distance: float, plane: int | None) -> LowRank:
-    """Return q R(distance) k^T, or the part of one plane, of rank 2."""
-    left, right = rotary.rotate(q, distance), rotary.rotate(k, 0)  # rotation by 0 applies `factor`
-    if plane is not None:
-        columns = _columns(rotary, plane)
-        left, right = left[:, columns], right[:, columns]
-    return LowRank(left, right.T)
-
-
-def _shifted(q: Array, k: Array, offset: float) -> LowRank:
-    """Return q k^T + offset on the constant coordinate."""
-    unit = _constant_coordinate(q)
-    return LowRank(np.hstack([q, offset * unit]), np.hstack([k, unit]).T)
+    n = q.shape[1]
+    if offsets is None:
+        return Tucker(np.eye(n, dtype=q.dtype)[None], (np.ones((len(distances), 1), q.dtype), q, k))
+    unit, core = _constant_coordinate(q), np.zeros((2, n + 1, n + 1), q.dtype)
+    core[0, :n, :n] = np.eye(n)
+    core[1, n, n] = 1
+    lines = np.stack([np.ones(len(offsets)), offsets], axis=1)
+    return Tucker(core, (lines.astype(q.dtype), np.hstack([q, unit]), np.hstack([k, unit])))
 
 
 def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: int | None) -> Tucker:
@@ -62,16 +56,6 @@ def _stack_rotated(q: Array, k: Array, rotary: Rotary, distances: Array, plane: 
     elif len(core) > waves.shape[1]:  # some columns are not rotated
         waves = np.hstack([waves, np.ones((len(waves), 1))])
     return Tucker(core, (waves.astype(q.dtype), q, k))
-
-
-def _stack_shifted(q: Array, k: Array, offsets: Array) -> Tucker:
-    """Return the forms at many distances, with basis 1 and the offsets (distances,)."""
-    n, unit = q.shape[1], _constant_coordinate(q)
-    core = np.zeros((2, n + 1, n + 1), q.dtype)
-    core[0, :n, :n] = np.eye(n)
-    core[1, n, n] = 1
-    lines = np.stack([np.ones(len(offsets)), offsets], axis=1)
-    return Tucker(core, (lines.astype(q.dtype), np.hstack([q, unit]), np.hstack([k, unit])))
 
 
 def _constant_coordinate(q: Array) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,9 +63,9 @@ class RelativeBias:
         side = ", one-sided" if self.one_sided else ""
         return f"RelativeBias({self.table.shape[1]} bins up to distance {self.max_distance}{side})"
 
-    def of_head(self, head: int) -> RelativeBias:
-        """Return the bias of one head."""
-        return RelativeBias(self.table[head : head + 1], self.max_distance, self.one_sided)
+    def of_heads(self, heads: Sequence[int] | Array) -> RelativeBias:
+        """Return the bias of some heads."""
+        return replace(self, table=self.table[np.asarray(heads)])
 
     def at(self, distances: Array) -> Array:
         """Return the biases at integer distances, query position minus key position; heads first, then their shape."""

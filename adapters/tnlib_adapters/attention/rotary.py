@@ -86,12 +86,13 @@ class Rotary:
                 f"Rotary.rotate: columns must have at least {self.n_columns} entries in the last leg and position must "
                 f"be numbers, got {columns.dtype} of shape {columns.shape} at {at.dtype}; pass (..., d_head)."
             )
-        if at.ndim and not _fit(at.shape, columns.shape[:-1]):
+        try:
+            shape = np.broadcast_shapes(columns.shape, (*at.shape, 1))
+        except ValueError:
             raise ArgumentError(
                 f"Rotary.rotate: position must have the legs of columns but the last, got {at.shape} for columns "
                 f"{columns.shape}; pass one number for each."
-            )
-        shape = np.broadcast_shapes(columns.shape, (*at.shape, 1))
+            ) from None
         return self.rotated(np.broadcast_to(columns, shape), at)
 
     def rotated(self, columns: Array, positions: Array | float) -> Array:
@@ -124,12 +125,3 @@ class Rotary:
         core[n + f, b, a] = -1
         core[-1, still, still] = 1  # no effect if all columns are rotated
         return core
-
-
-def _fit(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Test if two shapes can be broadcast."""
-    try:
-        np.broadcast_shapes(shape, target)
-    except ValueError:
-        return False
-    return True

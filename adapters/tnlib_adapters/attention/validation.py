@@ -31,21 +31,6 @@ def as_index(function: str, parameter: str, value: Any, count: int) -> int:
     return int(value) % count
 
 
-def as_distance(function: str, distance: Any, *, turned: bool, shifted: bool, most: int | None) -> int:
-    """Return one distance within the context; 0 for None where scores do not depend on it."""
-    if distance is None and (turned or shifted):
-        why = "rotary embeddings turn queries and keys" if turned else "ALiBi or a relative bias adds to them"
-        raise ArgumentError(
-            f"{function}: distance must be given, because scores depend on it ({why}), got None; "
-            "pass the position of the query less that of the key, for example distance=1."
-        )
-    if distance is not None and (not isinstance(distance, int | np.integer) or isinstance(distance, bool)):
-        raise ArgumentTypeError(
-            f"{function}: distance must be an integer, got {distance!r:.80}; count positions from the key to the query."
-        )
-    return int(as_distances(function, "distance", [0 if distance is None else distance], most)[0])
-
-
 def as_distances(function: str, parameter: str, distances: Any, context: int | None) -> Array:
     """Return integer distances (distances,) within the context."""
     a = to_numpy(function, parameter, distances)

@@ -17,8 +17,8 @@ from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.layer_arguments import layer_arguments, one_head, per_head
-from tnlib_adapters.attention.validation import as_distance, as_index
+from tnlib_adapters.attention.layer_arguments import layer_arguments, per_head
+from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.loaded_tensors import folder_of_model, is_loaded_model
 from tnlib_adapters.factors.config_section import check_factors, descriptions, factored_projections
 from tnlib_adapters.factors.engine_tensors import with_dequantized
@@ -183,13 +183,13 @@ class Checkpoint:
         """
         layer = as_index("Checkpoint.head", "layer", layer, self.n_layers)
         head = as_index("Checkpoint.head", "head", head, self.sizes.n_heads)
+        if self.factored is not None or self.wiring.layers[layer].attention.latent is not None:
+            return replace(self.attention(layer, length=length).of_heads([head]), b_O=None)
         arguments = self._arguments(layer, length, "Checkpoint.head")
         if arguments["alibi"] is not None:
             arguments["alibi"] = arguments["alibi"][head : head + 1]
         if arguments["relative_bias"] is not None:
-            arguments["relative_bias"] = arguments["relative_bias"].of_head(head)
-        if self.factored is not None or self.wiring.layers[layer].attention.latent is not None:
-            return Attention(**arguments, **one_head(per_head(self.projections(layer), self.sizes), head))
+            arguments["relative_bias"] = arguments["relative_bias"].of_heads([head])
         return Attention(**arguments, **self._read_head(layer, head))
 
     def positions(self) -> Array:
@@ -347,6 +347,17 @@ def as_checkpoint(function: str, model: Any, parameter: str = "checkpoint") -> C
     return model
 
 
+def as_dense(function: str, model: Any, change: str, parameter: str = "checkpoint") -> Checkpoint:
+    """Return the checkpoint; raise `ArgumentError` if its attention is stored as factors, which `change` cannot be."""
+    checkpoint = as_checkpoint(function, model, parameter)
+    if checkpoint.factored is not None:
+        raise ArgumentError(
+            f"{function}: {parameter} must hold dense weights, got one that is stored as factors; {change} first, then "
+            "compress."
+        )
+    return checkpoint
+
+
 def as_one_stream(function: str, model: Any, parameter: str = "checkpoint") -> Checkpoint:
     """Return the checkpoint of a model with one residual stream; raise for encoder and decoder, and as above."""
     checkpoint = as_checkpoint(function, model, parameter)
@@ -380,6 +391,4 @@ def check_form(function: str, layer: Attention, distance: Any) -> None:
             f"{function}: scores of this model are not a bilinear form, because its queries and keys, or latent "
             "vectors, are normalised; pass attention.numerator() of its layers, which omits the divisions."
         )
-    turned = layer.rotary is not None
-    shifted = layer.depends_on_distance and not turned
-    as_distance(function, distance, turned=turned, shifted=shifted, most=layer.context)
+    layer.distance(function, distance)

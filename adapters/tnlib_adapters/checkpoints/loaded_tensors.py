@@ -13,7 +13,7 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.resolve_wiring import wire
-from tnlib_adapters.architectures.wiring import FeedForwardWiring, Wiring
+from tnlib_adapters.architectures.wiring import ExpertsWiring, Wiring
 from tnlib_adapters.attention.layer_arguments import named_parameters, plain_name, wire_model
 from tnlib_adapters.files.folder import WEIGHTS, Folder
 from tnlib_adapters.files.safetensors_file import STORED_AS, TensorInfo, check_finite, decode
@@ -33,10 +33,15 @@ class LoadedTensor(TensorInfo):
     tensor: Any = field(kw_only=True, compare=False)
 
     def read_stored(self) -> Array:
-        """Return the numbers; those of bfloat16 as uint16 bit patterns."""
+        """Return the numbers, refusing a parameter of another dtype or shape; bfloat16 as uint16 bit patterns."""
         import torch
 
-        _check_unchanged(self)
+        dtype, shape = _dtype(self.tensor), tuple(self.tensor.shape)
+        if (dtype, shape) != (self.dtype, self.shape):
+            raise ArgumentError(
+                f"{FUNCTION}: parameter {self.name!r} must be {self.dtype} of shape {self.shape}, as when the model "
+                f"was opened, got {dtype} of shape {shape}; open the model again."
+            )
         on_cpu = self.tensor.detach().cpu()
         array: Array = on_cpu.view(torch.uint16).numpy() if self.dtype == "BF16" else on_cpu.numpy()
         view = array.view()
@@ -48,16 +53,6 @@ class LoadedTensor(TensorInfo):
         part = decode(np.array(self.read_stored()[index]), self.dtype)
         check_finite(self.name, self.file, part)
         return part
-
-
-def _check_unchanged(info: LoadedTensor) -> None:
-    """Raise `ArgumentError` if the parameter of an opened model was given another dtype or shape."""
-    dtype, shape = _dtype(info.tensor), tuple(info.tensor.shape)
-    if (dtype, shape) != (info.dtype, info.shape):
-        raise ArgumentError(
-            f"{FUNCTION}: parameter {info.name!r} must be {info.dtype} of shape {info.shape}, as when the model was "
-            f"opened, got {dtype} of shape {shape}; open the model again."
-        )
 
 
 def _dtype(tensor: Any) -> str | None:
@@ -112,7 +107,9 @@ def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> It
     for name, value in (*named_parameters(model), *buffers):
         module, _, parameter = name.rpartition(".mlp.")
         if module not in experts:
-            yield _name_in_file(loaded, name), value
+            for in_file, in_memory in loaded.in_memory.items():
+                name = name.replace(in_memory, in_file)
+            yield name, value
         elif parameter == "experts.gate_up_proj":
             for expert, both in zip(experts[module].experts, value, strict=True):
                 gate, up = both.chunk(2)
@@ -120,33 +117,14 @@ def _stored_tensors(model: Any, loaded: Wiring, config: Mapping[str, Any]) -> It
         elif parameter == "experts.down_proj":
             yield from ((expert.down.weight, down) for expert, down in zip(experts[module].experts, value, strict=True))
         else:
-            yield f"{experts[module].parent}{parameter}", value
+            yield experts[module].router.module.removesuffix("gate") + parameter, value
 
 
-@dataclass(frozen=True)
-class _ExpertStack:
-    """Names in a file of a mixture of experts, whose loaded model holds all experts in one tensor."""
-
-    parent: str
-    experts: tuple[FeedForwardWiring, ...]
-
-
-def _experts_by_module(loaded: Wiring, config: Mapping[str, Any]) -> dict[str, _ExpertStack]:
-    """Return the names of experts in a file by the module of their layer in the loaded model."""
-    where = "the config of the model"
-    in_file = wire(config, (), where=where, function=FUNCTION, prefix=loaded.prefix)
-    return {
-        layer.module: _ExpertStack(stored.experts.router.module.removesuffix("gate"), stored.experts.experts)
-        for layer, stored in zip(loaded.layers, in_file.layers, strict=True)
-        if stored.experts is not None
-    }
-
-
-def _name_in_file(loaded: Wiring, name: str) -> str:
-    """Return the name of a parameter in a file."""
-    for stored, in_memory in loaded.in_memory.items():
-        name = name.replace(in_memory, stored)
-    return name
+def _experts_by_module(loaded: Wiring, config: Mapping[str, Any]) -> dict[str, ExpertsWiring]:
+    """Return the names of experts in a file by the module of their layer in the loaded model, one tensor for all."""
+    in_file = wire(config, (), where="the config of the model", function=FUNCTION, prefix=loaded.prefix)
+    pairs = zip(loaded.layers, in_file.layers, strict=True)
+    return {layer.module: stored.experts for layer, stored in pairs if stored.experts is not None}
 
 
 def _tensor(file: Path, name: str, value: Any) -> LoadedTensor:

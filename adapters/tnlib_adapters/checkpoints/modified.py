@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.safetensors_file import (
     STORED_AS,
+    ComputedTensor,
     Entry,
     TensorInfo,
     check_finite,
@@ -25,7 +25,7 @@ from tnlib_adapters.files.safetensors_file import (
 
 
 @dataclass(frozen=True)
-class ChangedTensor(TensorInfo):
+class ChangedTensor(ComputedTensor):
     """A tensor computed in float64 on reading; stored as F64 if the original tensor is, otherwise as F32."""
 
     make: Callable[[], Array] = field(kw_only=True)
@@ -36,14 +36,6 @@ class ChangedTensor(TensorInfo):
             values = encode(self.make(), self.dtype)
         check_finite(self.name, self.file, values)
         return values
-
-    def read(self) -> Array:
-        """Compute the numbers."""
-        return self.read_stored()
-
-    def read_part(self, index: tuple[slice, ...]) -> Array:
-        """Compute all numbers and return a part."""
-        return self.read_stored()[index]
 
 
 def with_tensors(
@@ -107,15 +99,11 @@ def save_checkpoint(checkpoint: Checkpoint, out: Path | str, *, force: bool = Fa
 
 
 def _changed(old: TensorInfo, make: Callable[[], Array]) -> ChangedTensor:
-    return _tensor(old.file, old.name, "F64" if old.dtype == "F64" else "F32", old.shape, make)
+    dtype = "F64" if old.dtype == "F64" else "F32"
+    return ChangedTensor(old.file, old.name, dtype, old.shape, 0, old.size * STORED_AS[dtype].itemsize, make=make)
 
 
 def _added(checkpoint: Checkpoint, name: str, make: Callable[[], Array]) -> ChangedTensor:
     """Return a new tensor beside the embeddings, of their shape and dtype."""
     table = checkpoint.folder.tensors[checkpoint.wiring.embedding.table.weight]
     return replace(_changed(table, make), name=name)
-
-
-def _tensor(file: Path, name: str, dtype: str, shape: tuple[int, ...], make: Callable[[], Array]) -> ChangedTensor:
-    n_bytes = math.prod(shape) * STORED_AS[dtype].itemsize
-    return ChangedTensor(file, name, dtype, shape, 0, n_bytes, make=make)

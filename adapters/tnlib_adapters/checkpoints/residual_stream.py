@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tnlib_adapters.architectures.wiring import LayerWiring, Linear, NormWiring, Wiring
+from tnlib_adapters.architectures.wiring import Linear, NormWiring, Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 
 # buffers in some checkpoints: masks and frequencies
@@ -51,7 +51,8 @@ def read_stream(checkpoint: Checkpoint) -> Stream:
         readers += maps
         if norm is not None:
             norms[norm] = (*norms.get(norm, ()), *(maps if norm.place == "pre" else ()))
-    norms |= {norm: () for layer in wiring.layers for norm in _output_norms(layer)}
+    sublayers = [part for layer in wiring.layers for part in (layer.attention, layer.second) if part is not None]
+    norms |= {part.output_norm: () for part in sublayers if part.output_norm is not None}
     writers = tuple(leg for leg in _writers(wiring) if leg.tensor in tensors)
     known = {leg.tensor for leg in writers} | {name for r in readers for name in (r.weight, r.bias)}
     known |= {name for norm in norms for name in (norm.weight, norm.bias)} | set(_beside_the_stream(wiring))
@@ -85,11 +86,6 @@ def _writers(wiring: Wiring) -> Iterator[StreamAxis]:
     yield from (
         StreamAxis(name, -1) for name in (embedding.positions, embedding.segments, embedding.class_token) if name
     )
-
-
-def _output_norms(layer: LayerWiring) -> list[NormWiring]:
-    sublayers = (layer.attention, layer.second)
-    return [part.output_norm for part in sublayers if part is not None and part.output_norm is not None]
 
 
 def _beside_the_stream(wiring: Wiring) -> Iterator[str]:

@@ -141,7 +141,8 @@ def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int |
     ((4, 16, 16), True)
     """
     forms = _operators("cores", attention, circuit, distance)
-    stacked = np.stack([_core(form) for form in forms])
+    triangles = ((_positive_triangle(form.left), _positive_triangle(form.right.T)) for form in forms)
+    stacked = np.stack([left @ right.T for left, right in triangles])  # r [r] r'
     sides = ("query", "key") if circuit == "qk" else ("value", "output")
     return View(f"{circuit.upper()} cores of a layer", stacked, ("head", *sides))
 
@@ -242,11 +243,6 @@ def _operators(function: str, attention: Attention, circuit: Any, distance: int 
         check_form(function, attention, distance)
         return (attention.qk(head, distance) for head in range(attention.n_heads))
     return (attention.ov(head) for head in range(attention.n_heads))
-
-
-def _core(form: LowRank) -> Array:
-    core: Array = _positive_triangle(form.left) @ _positive_triangle(form.right.T).T  # r [r] r'
-    return core
 
 
 def _positive_triangle(a: Array) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._typing import Array
-from tnlib._validate import as_array, check_choice
+from tnlib._validate import as_array, as_flag
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_layer, as_one_stream
@@ -32,12 +32,6 @@ def head_name(head: Head) -> str:
 
 
 AttentionHead = tuple[Attention, int]
-
-
-def as_kind(function: str, kind: Any) -> Kind:
-    """Return the kind of composition; raise `ArgumentError` unless it is "Q", "K" or "V"."""
-    check_choice(function, "kind", kind, get_args(Kind))
-    return kind  # type: ignore[no-any-return]
 
 
 def as_layers(function: str, model: Any) -> list[Attention]:
@@ -69,7 +63,24 @@ def check_self_attention(function: str, layers: Sequence[Attention]) -> None:
         )
 
 
-def fold_norms_before_heads(model: Any) -> tuple[Any, tuple[str, ...]]:
+class FoldedLayers(NamedTuple):
+    """Attention layers of a model, with the norms before them folded into them."""
+
+    layers: list[Attention]
+    centred: bool  # whether the mean over features is projected out of the stream
+    notes: tuple[str, ...]  # on what was folded, or could not be
+    model: Any  # the folded checkpoint, or the model as it is
+
+
+def as_folded_layers(function: str, model: Any, centred: bool | None) -> FoldedLayers:
+    """Return the layers of a model for comparisons of heads, `centred` for None where LayerNorm precedes them."""
+    folded, notes = _fold_norms_before_heads(model)
+    layers = as_layers(function, folded)
+    is_centred = has_layer_norm(model) if centred is None else as_flag(function, "centred", centred)
+    return FoldedLayers(layers, is_centred, notes, folded)
+
+
+def _fold_norms_before_heads(model: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a checkpoint with the norms before its heads folded into them, and notes; other models as they are."""
     if not isinstance(model, Checkpoint) or model.wiring.layers[0].attention.pre_norm is None or _is_folded(model):
         return model, ()

@@ -209,6 +209,10 @@ class Entry(NamedTuple):
         """Bytes of the tensor in the file."""
         return math.prod(self.values.shape) * STORED_AS[self.dtype].itemsize
 
+    def read(self) -> Array:
+        """Return the values, read from their file if they are in one."""
+        return self.values.read_stored() if isinstance(self.values, TensorInfo) else self.values
+
 
 def write_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str]) -> Iterator[str]:
     """Write a safetensors file, one tensor in memory at a time; yields the name of each tensor once written.
@@ -228,20 +232,8 @@ def write_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[st
         out.write(len(raw).to_bytes(8, "little"))
         out.write(raw)
         for entry in listed:
-            values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
-            out.write(np.ascontiguousarray(values).data)
+            out.write(np.ascontiguousarray(entry.read()).data)
             yield entry.name
-
-
-def write_whole_tensor_file(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file that appears whole, or replaces the previous one, or not at all."""
-    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
-    try:
-        for _ in write_tensor_file(hidden, entries, metadata or {}):
-            pass
-        hidden.replace(file)
-    finally:
-        hidden.unlink(missing_ok=True)
 
 
 def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
@@ -280,7 +272,13 @@ _DIGEST = "digest"
 
 def write_digested(file: Path, metadata: Mapping[str, str], entries: Sequence[Entry]) -> None:
     """Write a file with a digest of its contents atomically, replacing the previous one."""
-    write_whole_tensor_file(file, entries, {**metadata, _DIGEST: _digest(metadata, entries)})
+    hidden = file.with_name(f".{file.name}.{secrets.token_hex(8)}.partial")
+    try:
+        for _ in write_tensor_file(hidden, entries, {**metadata, _DIGEST: _digest(metadata, entries)}):
+            pass
+        hidden.replace(file)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def is_as_written(file: Path) -> bool:
@@ -294,7 +292,7 @@ def _digest(metadata: Mapping[str, str], entries: Sequence[Entry]) -> str:
     """Return a digest of the metadata, but for the digest itself, and of all arrays by name."""
     state = hashlib.sha256(repr(sorted((k, v) for k, v in metadata.items() if k != _DIGEST)).encode())
     for entry in sorted(entries, key=lambda entry: entry.name):
-        values = entry.values.read_stored() if isinstance(entry.values, TensorInfo) else entry.values
+        values = entry.read()
         state.update(f"{entry.name} {values.dtype.str} {values.shape}".encode())
         state.update(np.ascontiguousarray(values).data)
     return state.hexdigest()

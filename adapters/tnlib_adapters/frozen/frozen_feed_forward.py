@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.frozen.frozen_heads import FrozenNorm
+from tnlib_adapters.frozen.frozen_heads import FrozenNorm, pull_back
 from tnlib_adapters.reference.layers import Affine, FeedForward, MixtureOfExperts, rows_product
 from tnlib_adapters.reference.weights import Branch
 
@@ -153,10 +153,7 @@ class FrozenFeedForward:
 
     def pull_back(self, y: Array) -> tuple[Array, Array]:
         """Return the adjoint of `linear` for y (..., n, d_model), and <y, constant>, (...)."""
-        of_biases = np.zeros(y.shape[:-2])
-        if self.behind is not None:
-            of_biases += 0.0 if self.behind.bias is None else y.sum(axis=-2) @ self.behind.bias
-            y = self.behind.adjoint(y)
+        y, of_biases = pull_back(self.behind, y)
         pulled = [part.pull_back(_rows(part, y), self._bias) for part in self.parts]
         x = _scattered(self.parts, [adjoint for adjoint, _ in pulled], y)
         return x if self.before is None else self.before.adjoint(x), sum((value for _, value in pulled), of_biases)

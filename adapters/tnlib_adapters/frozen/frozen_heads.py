@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
+from tnlib import KroneckerTerms, LowRank
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.frozen_attention import FrozenAttention, frozen_heads
+from tnlib_adapters.attention.frozen_attention import FrozenAttention
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import Branch
 
@@ -69,6 +71,17 @@ class FrozenNorm:
         return y if self.bias is None else y + self.bias
 
 
+def pull_back(norm: FrozenNorm | None, y: Array) -> tuple[Array, Array]:
+    """Return the adjoint of the linear part of a norm for y (..., n, d_model), and <y, bias>, (...).
+
+    Without a norm these are y and zeros.
+    """
+    of_bias = np.zeros(y.shape[:-2])
+    if norm is None:
+        return y, of_bias
+    return norm.adjoint(y), of_bias if norm.bias is None else of_bias + y.sum(axis=-2) @ norm.bias
+
+
 @dataclass(frozen=True, eq=False)
 class FrozenHeads:
     """An attention layer on one sequence."""
@@ -79,6 +92,8 @@ class FrozenHeads:
     input: Array  # (n, d_model), what the layer reads
     patterns: Array  # (heads, n, n), attention weights
     weighted_values: Array  # (heads, n, d_value): the values, biases included, summed with the attention weights
+
+    remainder: ClassVar[None] = None  # that a feed-forward layer may have
 
     @property
     def behind(self) -> FrozenNorm | None:
@@ -126,26 +141,39 @@ class FrozenHeads:
         )
         return constant if self.behind is None else self.behind.apply(constant)
 
+    def values_of(self, x: Array) -> Array:
+        """Return the weighted values of streams x (..., n, d_model) without biases, (..., heads, n, d_value)."""
+        x = x if self.before is None else self.before.linear(x)
+        values = self.layer.repeated(np.stack([x @ w for w in self.layer.W_V]))  # h ... n [d] dh
+        return np.asarray(self.weights @ np.moveaxis(values, 0, -3))  # ... h n [n'] dh
+
+    def linear(self, x: Array) -> Array:
+        """Return the linear part of the output, (..., n, d_model), for x (..., n, d_model)."""
+        values, W_O = self.values_of(x).swapaxes(-3, -2), self.output_weights  # ... n h dh
+        written = values.reshape(*values.shape[:-2], -1) @ W_O.reshape(-1, W_O.shape[2])  # ... n [h dh] d
+        return np.asarray(written if self.behind is None else written / self.behind.divisors)
+
+    def apply(self, x: Array) -> Array:
+        """Return linear(x) + constant for x (n, d_model)."""
+        return self.linear(x) + self.constant
+
     @cached_property
     def operator(self) -> FrozenAttention:
         """The layer as an affine map of the stream, norms included."""
-        before, W_V = self.before, self.layer.W_V
-        if before is not None:
-            W_V = before.norm.centre(before.norm.weight * W_V.swapaxes(1, 2)).swapaxes(1, 2)
         left = self.weights if self.behind is None else self.weights / self.behind.divisors
-        divisors = None if before is None else before.divisors[:, 0]
-        operator = frozen_heads(W_V, self.output_weights, None, None, left, divisors, context=None)
-        return replace(operator, constant=self.constant)
+        W_V, W_O = self.layer.W_V.swapaxes(1, 2), self.output_weights  # kv dh d, h dh d
+        if self.before is not None:
+            W_V = self.before.norm.centre(self.before.norm.weight * W_V)
+            left = left / self.before.divisors[:, 0]
+        right = [LowRank(out.T, W_V[self.layer.kv_head(h)]) for h, out in enumerate(W_O)]  # d [dh] d
+        return FrozenAttention(KroneckerTerms(left, tuple(right)), self.constant)
 
     def contributions(self, readout: Array, values: Array) -> tuple[Array, Array]:
         """Return <readout, output> of every head, (..., heads), and of the biases, for readouts (..., n, d_model).
 
         `values` are those of `value_readouts`.
         """
-        of_biases = np.zeros(readout.shape[:-2])
-        if self.behind is not None:
-            of_biases += 0.0 if self.behind.bias is None else readout.sum(axis=-2) @ self.behind.bias
-            readout = self.behind.adjoint(readout)
+        readout, of_biases = pull_back(self.behind, readout)
         if self.layer.b_O is not None:
             of_biases += readout.sum(axis=-2) @ self.layer.b_O
         if self._value_bias is not None:
@@ -158,6 +186,11 @@ class FrozenHeads:
         heads, width, d = self.layer.W_O.shape
         values = y @ self.layer.W_O.reshape(-1, d).T  # ... n [d] (h dh)
         return np.asarray(values.reshape(*y.shape[:-1], heads, width).swapaxes(-3, -2))
+
+    def pull_back(self, readout: Array) -> tuple[Array, Array]:
+        """Return the adjoint of `linear` for readouts (..., n, d_model), and <readout, constant>, (...)."""
+        values = self.value_readouts(readout)
+        return self.adjoint(values), self.contributions(readout, values)[1]
 
     def adjoint(self, values: Array) -> Array:
         """Return the adjoint of the linear part, (..., n, d_model), from the `value_readouts` of all positions."""

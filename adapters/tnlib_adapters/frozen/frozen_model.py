@@ -25,8 +25,6 @@ from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights,
 
 _MOST_CELLS = 48  # rows of a pattern in a picture of all heads
 
-FrozenLayer = FrozenAttention | FrozenFeedForward
-
 
 @dataclass(frozen=True, eq=False)
 class FrozenBlock:
@@ -71,7 +69,7 @@ class FrozenBlock:
 
     @cached_property
     def _norm_and_stream_after(self) -> tuple[FrozenNorm | None, Array]:
-        return FrozenNorm.of(self.block.after, self.stream + sum(self.outputs))
+        return FrozenNorm.of(self.block.after, self.stream + sum(branch.output for branch in self.branches))
 
     @cached_property
     def heads(self) -> tuple[FrozenHeads | None, ...]:
@@ -92,11 +90,6 @@ class FrozenBlock:
         )
 
     @property
-    def outputs(self) -> tuple[Array, ...]:
-        """Of every layer, (n, d_model): what it adds to the stream, biases and remainder included."""
-        return tuple(branch.output for branch in self.branches)
-
-    @property
     def has_attention(self) -> bool:
         """True if a layer is attention."""
         return any(isinstance(branch.layer, Attention) for branch in self.block.branches)
@@ -113,24 +106,19 @@ class FrozenBlock:
         return FrozenBlock(self.block, self.names, self.local_map, previous, branches)
 
     @cached_property
-    def layers(self) -> tuple[FrozenLayer, ...]:
+    def layers(self) -> tuple[FrozenAttention | FrozenFeedForward, ...]:
         """Every layer as an affine map of the stream."""
         return tuple(branch.operator if isinstance(branch, FrozenHeads) else branch for branch in self.branches)
 
     def linear(self, x: Array) -> Array:
         """Return the linear part for x (n, d_model)."""
-        y = x + sum(linear_part(layer, x) for layer in self.layers)
+        y = x + sum(branch.linear(x) for branch in self.branches)
         return y if self.after is None else self.after.linear(y)
 
     def apply(self, x: Array) -> Array:
         """Return the affine map for x (n, d_model): for `stream`, the stream after the block."""
-        y: Array = x + sum(layer.apply(x) for layer in self.layers)
+        y: Array = x + sum(branch.apply(x) for branch in self.branches)
         return y if self.after is None else self.after.apply(y)
-
-
-def linear_part(layer: FrozenLayer, x: Array) -> Array:
-    """Return the linear part of the output of a layer, (n, d_model)."""
-    return layer.terms.apply(x) if isinstance(layer, FrozenAttention) else layer.linear(x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -218,10 +206,10 @@ class FrozenModel:
     def remainders(self) -> dict[str, float]:
         """Norm of the remainder of every feed-forward layer that has one, relative to the norm of its output."""
         return {
-            name: float(np.linalg.norm(layer.remainder) / np.linalg.norm(output))
+            name: float(np.linalg.norm(layer.remainder) / np.linalg.norm(layer.output))
             for block in self.blocks
-            for layer, name, output in zip(block.branches, block.names, block.outputs, strict=True)
-            if isinstance(layer, FrozenFeedForward) and layer.remainder is not None
+            for layer, name in zip(block.branches, block.names, strict=True)
+            if layer.remainder is not None
         }
 
     def at(self, position: int) -> FrozenModel:
@@ -252,9 +240,7 @@ def _framed(pattern: Array) -> Array:
 
 def freeze_weights(function: str, weights: Weights, tokens: Any, local_map: LocalMap) -> FrozenModel:
     """Return a model on one sequence with its own patterns, divisors and slopes."""
-    checked = weights.embedding.check(function, tokens, weights.context)
-    if len(checked) != 1:
-        raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
+    checked = weights.one_sequence(function, tokens)
     parts = {name: part[0] for name, part in weights.embedding.parts_of_stream(checked).items()}
     embedding, blocks = np.asarray(sum(parts.values())), list[FrozenBlock]()
     for block, names in named_blocks(weights.blocks):

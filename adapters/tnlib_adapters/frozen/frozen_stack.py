@@ -21,7 +21,7 @@ from tnlib._format import Operator
 from tnlib._typing import Array
 from tnlib._validate import as_count, to_numpy
 from tnlib.drawing.diagram import Diagram
-from tnlib_adapters.attention.frozen_attention import FrozenAttention, of_paths, of_product
+from tnlib_adapters.attention.frozen_attention import FrozenAttention, of_affine, of_product
 
 Head = tuple[int, int]  # layer and head
 
@@ -139,20 +139,15 @@ class ResidualProduct(Operator):
 def expand(factors: Sequence[KroneckerTerms], max_order: int | None) -> tuple[list[tuple[Head, ...]], KroneckerTerms]:
     """Return all paths through the factors, and the Kronecker terms of each."""
     _refuse_too_many(factors, max_order)
-    paths: list[tuple[Head, ...]] = []
-    total: KroneckerTerms | None = None
-    for layer, k in enumerate(factors):
+    total = factors[0]
+    paths: list[tuple[Head, ...]] = [((0, head),) for head in range(total.ranks[0])]
+    for layer, k in enumerate(factors[1:], 1):
         heads: list[tuple[Head, ...]] = [((layer, head),) for head in range(k.ranks[0])]
         begun = [i for i, path in enumerate(paths) if max_order is None or len(path) < max_order]
         longer = [(*paths[i], *head) for head in heads for i in begun]
-        if total is None:
-            total = k
-        else:
-            start = KroneckerTerms(total.left[begun], [total.right[i] for i in begun]) if begun else None
-            total = total + k if start is None else total + k + k @ start
+        start = KroneckerTerms(total.left[begun], [total.right[i] for i in begun]) if begun else None
+        total = total + k if start is None else total + k + k @ start
         paths += heads + longer
-    if total is None:  # unreachable: there is at least one factor
-        raise ValueError
     return paths, total
 
 
@@ -300,4 +295,4 @@ class FrozenPaths:
 
     def diagram(self) -> Diagram:
         """Return the diagram for `tnlib.draw`."""
-        return of_paths(self.terms)
+        return of_affine(self.terms, f"{len(self.paths)} paths and the direct one", is_residual=True)

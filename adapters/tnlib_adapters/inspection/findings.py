@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tnlib._typing import Array
 from tnlib_adapters.circuits import PatternScores, pattern_scores
 from tnlib_adapters.circuits.arguments import READS, head_name
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
@@ -194,7 +193,7 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
         return
     scores = copying.by_inputs
     highest = np.max(list(scores.values()), axis=0)
-    heads = [_at(highest, int(k)) for k in descending(highest, int(np.sum(highest >= _COPIES)))]
+    heads = [divmod(int(k), highest.shape[1]) for k in descending(highest, int(np.sum(highest >= _COPIES)))]
     if heads:
         verb, effect = ("copies", "it raises") if len(heads) == 1 else ("copy", "they raise")
         yield Finding(
@@ -210,7 +209,7 @@ def _copying(inspection: Inspection) -> Iterator[Finding]:
 
 def _composition(inspection: Inspection) -> Iterator[Finding]:
     """State the largest overlap of subspaces, and the strongest pair of heads over all kinds of composition."""
-    overlaps = sorted(row for rows in overlap_rows(inspection.readings.overlaps).values() for row in rows)[::-1]
+    overlaps = sorted(overlap_rows(inspection.readings.overlaps), reverse=True)
     if overlaps:
         sigma, earlier, later, side, overlap = overlaps[0]
         yield Finding(
@@ -243,7 +242,7 @@ def _composition(inspection: Inspection) -> Iterator[Finding]:
 def _ranks(inspection: Inspection) -> Iterator[Finding]:
     """State the range of the effective ranks of the OV operators."""
     ranks = effective_rank(inspection.spectra.ov)
-    low, high = (_at(ranks, int(k)) for k in (ranks.argmin(), ranks.argmax()))
+    low, high = (divmod(int(k), ranks.shape[1]) for k in (ranks.argmin(), ranks.argmax()))
     if ranks.size > 1:
         yield Finding(
             f"The effective rank of the OV operators lies between {ranks[low]:.1f} (head {head_name(low)}) and "
@@ -266,11 +265,6 @@ def _gauge(inspection: Inspection) -> Iterator[Finding]:
 def _clear_heads(scores: PatternScores, kind: HeadKind) -> list[tuple[Head, float]]:
     """Return the heads with a clear score, the highest first."""
     return [(head, score) for head, score in scores.largest(kind, scores.previous.size) if score >= CLEAR]
-
-
-def _at(values: Array, k: int) -> Head:
-    layer, head = divmod(int(k), values.shape[1])
-    return layer, head
 
 
 def _heads(heads: Sequence[Head], *, capital: bool = True) -> str:

@@ -250,8 +250,10 @@ class TokenSequence:
         return tuple(self.name(int(number)) for number in self.ids)
 
     def name(self, number: int) -> str:
-        """Return the printable name of a token: its text, or its number."""
-        return _visible(self.vocabulary.get(number, str(number)))
+        """Return the printable name of a token, its text with signs for blanks and line breaks, or its number."""
+        text = self.vocabulary.get(number, str(number))
+        visible = text.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
+        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in visible)
 
 
 def read_tokens(checkpoint: Checkpoint, text: str) -> TokenSequence:
@@ -300,12 +302,6 @@ def _longest(checkpoint: Checkpoint) -> int:
 def _vocabulary(checkpoint: Checkpoint) -> int:
     info = checkpoint.locate(checkpoint.wiring.embedding.table.weight)
     return 0 if info is None else int(info.shape[0])
-
-
-def _visible(name: str) -> str:
-    """Return a token with visible signs for blanks and line breaks."""
-    visible = name.replace(" ", "·").replace("\n", "↵").replace("\r", "↵").replace("\t", "⇥")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in visible)
 
 
 def _numbers(checkpoint: Checkpoint, text: str) -> list[int]:

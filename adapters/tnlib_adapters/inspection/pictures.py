@@ -85,6 +85,7 @@ def schmidt_values(spectra: Spectra) -> Figure:
 
 def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     """Draw the patterns of one layer, (heads, n, n), with token names: queries as rows, keys as columns."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -94,13 +95,18 @@ def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     gap = max(2, n // 9)
     cell = 12.0 / max(columns, 3) / (n + gap)  # inches
     figure = Figure(figsize=(cell * columns * (n + gap) + 0.9, cell * rows * (n + gap) + 0.9), layout="constrained")
-    ax = figure.subplots()
-    step = _draw_tiles(ax, of_layer, columns, gap=gap)
-    for head in range(n_heads):
+    ax, step = figure.subplots(), n + gap
+    image = np.full((rows * step - gap, columns * step - gap), np.nan)
+    for head, pattern in enumerate(of_layer):
         row, column = divmod(head, columns)
+        image[row * step : row * step + n, column * step : column * step + n] = pattern
         corner = column * step - 0.5, row * step - 0.5
         ax.add_patch(Rectangle(corner, n, n, fill=False, ec="#bbbbbb", lw=0.8, clip_on=False))
         ax.text(corner[0] + n / 2, corner[1] - 0.12 * gap, f"head {head}", ha="center", va="bottom", fontsize=9)
+    colours = mpl.colormaps["Blues"].with_extremes(bad="white")
+    ax.imshow(image, vmin=0, vmax=1, cmap=colours, interpolation="none")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
     if n <= _MOST_NAMES:
         _name_tokens(ax, names, (rows, columns), step, min(8.0, 0.8 * 72 * cell))
     else:
@@ -109,23 +115,6 @@ def pattern_panels(of_layer: Array, names: Sequence[str]) -> Figure:
     ax.set_ylabel("attends")
     ax.set_xlabel("to")
     return figure
-
-
-def _draw_tiles(ax: Axes, tiles: Array, columns: int, *, gap: int) -> int:
-    """Draw square arrays (tiles, n, n) in rows, as one image, and return the distance between tiles."""
-    import matplotlib as mpl
-
-    count, n, _ = tiles.shape
-    rows, step = -(-count // columns), n + gap
-    image = np.full((rows * step - gap, columns * step - gap), np.nan)
-    for k, tile in enumerate(tiles):
-        row, column = divmod(k, columns)
-        image[row * step : row * step + n, column * step : column * step + n] = tile
-    colours = mpl.colormaps["Blues"].with_extremes(bad="white")
-    ax.imshow(image, vmin=0, vmax=1, cmap=colours, interpolation="none")
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    return int(step)
 
 
 def _name_tokens(ax: Axes, names: Sequence[str], tiles: tuple[int, int], step: int, size: float) -> None:

@@ -185,7 +185,7 @@ def heads(inspection: Inspection, draw: Draw) -> list[str]:
             "subspaces (chance) in standard deviations.</p>",
             table(
                 OVERLAP_HEADINGS,
-                [cells for rows in overlap_rows(readings.overlaps).values() for cells in overlap_cells(rows)],
+                overlap_cells(overlap_rows(readings.overlaps)),
             ),
         ]
     if readings.heads:
@@ -294,25 +294,17 @@ def overlap_cells(rows: Sequence[tuple[float, str, str, str, float]]) -> list[li
     return [[writer, reader, side, f"{overlap:.3f}", f"{sigma:+.1f}"] for sigma, writer, reader, side, overlap in rows]
 
 
-def overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> dict[Kind, list[tuple[float, str, str, str, float]]]:
+def overlap_rows(overlaps_by_side: Mapping[Kind, Overlaps]) -> list[tuple[float, str, str, str, float]]:
     """Return (sigma, writing head, reading head, side, overlap) of pairs in ascending layers, furthest above chance."""
-    rows: dict[Kind, list[tuple[float, str, str, str, float]]] = {}
+    rows: list[tuple[float, str, str, str, float]] = []
     for side, overlaps in overlaps_by_side.items():
         layers = np.arange(len(overlaps.overlaps))
         later = (layers[:, None] < layers)[:, None, :, None]
         order = np.argsort(np.where(later, -overlaps.sigmas, np.inf), axis=None, kind="stable")[:STRONGEST]
-        pairs = [np.unravel_index(k, overlaps.overlaps.shape) for k in order]
-        rows[side] = [
-            (
-                float(overlaps.sigmas[at]),
-                head_name(at[:2]),
-                head_name(at[2:]),
-                READS[side],
-                float(overlaps.overlaps[at]),
-            )
-            for at in pairs
-            if at[0] < at[2]
-        ]
+        for at in (np.unravel_index(k, overlaps.overlaps.shape) for k in order):
+            if at[0] < at[2]:
+                sigma, overlap = float(overlaps.sigmas[at]), float(overlaps.overlaps[at])
+                rows.append((sigma, head_name(at[:2]), head_name(at[2:]), READS[side], overlap))
     return rows
 
 

@@ -69,26 +69,15 @@ def _tanh_gelu(c: float, cubic: float) -> Activation:
     return Activation(_secant, _derivative)
 
 
-def _step(x: Array) -> Array:
-    return (x >= 0).astype(x.dtype)
-
-
-def _relu_derivative(x: Array) -> Array:
-    return (x > 0).astype(x.dtype)
-
-
 def _scaled_silu(c: float) -> Activation:
     """Return x sigmoid(c x)."""
-
-    def _secant(x: Array) -> Array:
-        return sigmoid(c * x)
 
     def _derivative(x: Array) -> Array:
         s = sigmoid(c * x)
         y: Array = s + c * x * s * (1 - s)
         return y
 
-    return Activation(_secant, _derivative)
+    return Activation(lambda x: sigmoid(c * x), _derivative)
 
 
 def sigmoid(x: Array) -> Array:
@@ -117,7 +106,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": _GELU_TANH,
     "gelu_pytorch_tanh": _GELU_TANH,
     "quick_gelu": _scaled_silu(1.702),
-    "relu": Activation(_step, _relu_derivative),
+    "relu": Activation(lambda x: (x >= 0).astype(x.dtype), lambda x: (x > 0).astype(x.dtype)),
     "silu": _SILU,
     "swish": _SILU,
 }
@@ -316,6 +305,10 @@ class Unembedding:
             sums += np.exp(logits, out=logits).sum(axis=1, keepdims=True, dtype=np.float64)
             largest = new
         return np.asarray((largest + np.log(sums))[:, 0], x.dtype)
+
+    def cross_entropies(self, x: Array, tokens: Array) -> Array:
+        """Return the cross-entropy of one token (t,) for each of the hidden states (t, d_model), (t,), in nats."""
+        return self.log_partitions(x) - self.logits_of(x, tokens)
 
     def _capped(self, logits: Array) -> Array:
         return soft_capped(logits, self.cap)

@@ -13,10 +13,10 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib._validate import to_numpy
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.softmax import log_softmax, softmax
+from tnlib_adapters.attention.softmax import softmax
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.reference.layers import normed
-from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights
+from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_unembedding, as_weights
 
 _BATCH = 16  # sequences whose loss is computed at once: their patterns stay in memory that is used again
 
@@ -175,19 +175,14 @@ def loss(model: Checkpoint | Weights, tokens: ArrayLike, mask: Array | None = No
     0.51
     """
     weights = as_weights("loss", model)
-    if weights.unembed is None:
-        raise ArgumentError(
-            f"loss: model must have an unembedding, got a {weights.architecture}, which ends in hidden states; "
-            "use run and compare hidden states."
-        )
+    unembed = as_unembedding("loss", weights)
     tokens = weights.embedding.check("loss", tokens, weights.context)
     targets = check_mask("loss", mask, tokens)
     headless = replace(weights, unembed=None)  # only what counts is unembedded, below
     batches = np.array_split(tokens, -(-len(tokens) // _BATCH))
     hidden = np.concatenate([run(headless, batch).hidden for batch in batches])[:, :-1]
     chosen, actual = targets[:, 1:], tokens[:, 1:]
-    log_p = log_softmax(weights.unembed(hidden[chosen]))  # token vocab
-    return float(-np.take_along_axis(log_p, actual[chosen][:, None], axis=1).mean())
+    return float(unembed.cross_entropies(hidden[chosen], actual[chosen]).mean())
 
 
 def check_mask(function: str, mask: Array | None, tokens: Array) -> Array:
@@ -201,6 +196,11 @@ def check_mask(function: str, mask: Array | None, tokens: Array) -> Array:
             "mark the tokens to be predicted."
         )
     return targets
+
+
+def attention_output(layer: Attention, x: Array) -> Array:
+    """Return the output (batch, n, d_model) of attention on its input x, for `ResidualBlock.run`."""
+    return attend(layer, x)[1]
 
 
 def attend(layer: Attention, x: Array, memory: Array | None = None) -> tuple[Array, Array]:

@@ -34,6 +34,7 @@ from tnlib_adapters.reference.layers import (
 )
 
 Shape = tuple[int | None, ...]
+_DOUBLE: np.dtype[Any] = np.dtype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def named_blocks(blocks: Iterable[ResidualBlock]) -> Iterator[tuple[ResidualBloc
         yield block, tuple(names)
 
 
+def attention_layers(blocks: Iterable[ResidualBlock]) -> Iterator[Attention]:
+    """Yield the attention layers of blocks, one after the other: blocks may be read when they are used."""
+    yield from (branch.layer for block in blocks for branch in block.branches if isinstance(branch.layer, Attention))
+
+
 class StoredBlocks(Sequence[ResidualBlock]):
     """Blocks that are read whenever they are used, so that one is in memory at a time."""
 
@@ -104,6 +110,18 @@ class Weights:
     encoder: Sequence[ResidualBlock] = ()  # of a model with a decoder, whose blocks read its output
     encoder_norm: Norm | None = None
 
+    @property
+    def n_attention_layers(self) -> int:
+        """Number of attention layers."""
+        return sum(1 for _ in attention_layers(self.blocks))
+
+    def one_sequence(self, function: str, tokens: Any) -> Array:
+        """Return the tokens of one sequence, (1, n), validated."""
+        checked = self.embedding.check(function, tokens, self.context)
+        if len(checked) != 1:
+            raise ArgumentError(f"{function}: tokens must be one sequence, got {len(checked)}; pass one at a time.")
+        return checked
+
     def __repr__(self) -> str:
         vocab = f"vocab {len(self.embedding.tokens)}, " if isinstance(self.embedding, TokenEmbedding) else ""
         return f"Weights({self.architecture}, {vocab}context {self.context})"
@@ -115,6 +133,16 @@ def as_weights(function: str, model: Any, parameter: str = "model", *, with_deco
     if weights.encoder and not with_decoder:
         raise two_streams(function, parameter, f"a {weights.architecture}")
     return weights
+
+
+def as_unembedding(function: str, weights: Weights) -> Unembedding:
+    """Return the unembedding of a model; raise `ArgumentError` if it has none."""
+    if weights.unembed is None:
+        raise ArgumentError(
+            f"{function}: model must have an unembedding, got a {weights.architecture}, which ends in hidden states; "
+            "use a language model."
+        )
+    return weights.unembed
 
 
 @accepts_models
@@ -158,17 +186,17 @@ def read_weights(
 
     encoder, after_encoder = blocks(range(n_encoder)), blocks(range(n_encoder, checkpoint.n_layers))
     if in_memory:
-        branches = (branch.layer for block in (*encoder, *after_encoder) for branch in block.branches)
-        contexts = [layer.context for layer in branches if isinstance(layer, Attention)]
+        contexts = [layer.context for layer in attention_layers((*encoder, *after_encoder))]
     else:
         contexts = [checkpoint.head(k, 0, length=length).context for k in range(checkpoint.n_layers)]
-    embedding = _patches(tensors) if wiring.reads == "images" else _embedding(tensors)
+    embedding = _patches(tensors) if wiring.reads == "images" else read_embedding(checkpoint, tensors.dtype)
+    table = None if isinstance(embedding, PatchEmbedding) else embedding.tokens
     return Weights(
         architecture=wiring.model_type,
         embedding=embedding,
         blocks=after_encoder,
         final_norm=tensors.norm(wiring.final_norm),
-        unembed=_unembedding(tensors, None if isinstance(embedding, PatchEmbedding) else embedding.tokens),
+        unembed=read_unembedding(checkpoint, table, tensors.dtype),
         context=min((n for n in (embedding.context, *contexts) if n is not None), default=None),
         encoder=encoder,
         encoder_norm=None if wiring.encoder is None else tensors.norm(wiring.encoder.final_norm),
@@ -178,13 +206,9 @@ def read_weights(
 # ---------------------------------------------------------------------------------- embedding and unembedding
 
 
-def read_embedding(checkpoint: Checkpoint) -> TokenEmbedding:
-    """Load the embedding of a model that reads tokens, in float64."""
-    return _embedding(_Tensors(checkpoint))
-
-
-def _embedding(tensors: _Tensors) -> TokenEmbedding:
-    embedding, d = tensors.checkpoint.wiring.embedding, tensors.d_model
+def read_embedding(checkpoint: Checkpoint, dtype: np.dtype[Any] = _DOUBLE) -> TokenEmbedding:
+    """Load the embedding of a model that reads tokens."""
+    tensors, embedding, d = _Tensors(checkpoint, dtype), checkpoint.wiring.embedding, checkpoint.sizes.d_model
     table = tensors.read(embedding.table.weight, (None, None))
     if embedding.widen is not None:
         table = table @ tensors.read(embedding.widen.weight, (d, table.shape[1])).T  # vocab [e] d_model
@@ -201,7 +225,7 @@ def _embedding(tensors: _Tensors) -> TokenEmbedding:
         else Padding(embedding.padding, positions[embedding.padding]),
         segment=None if segments is None else segments[0],
         norm=tensors.norm(embedding.norm),
-        folder=tensors.checkpoint.folder.path,
+        folder=checkpoint.folder.path,
     )
 
 
@@ -216,14 +240,14 @@ def _patches(tensors: _Tensors) -> PatchEmbedding:
     )
 
 
-def read_unembedding(checkpoint: Checkpoint, table: Array | None = None) -> Unembedding | None:
-    """Load the unembedding in float64, None for a model without one; a tied one is a view of the embeddings `table`."""
-    return _unembedding(_Tensors(checkpoint), table)
+def read_unembedding(
+    checkpoint: Checkpoint, table: Array | None = None, dtype: np.dtype[Any] = _DOUBLE
+) -> Unembedding | None:
+    """Load the unembedding, None for a model without one.
 
-
-def _unembedding(tensors: _Tensors, table: Array | None) -> Unembedding | None:
-    """Load the unembedding; a tied one shares the memory of the embeddings, if `table` holds them as they are."""
-    wiring, d = tensors.checkpoint.wiring, tensors.d_model
+    A tied one is a view of the embeddings, if `table` holds them as they are.
+    """
+    tensors, wiring, d = _Tensors(checkpoint, dtype), checkpoint.wiring, checkpoint.sizes.d_model
     unembedding, embedding = wiring.unembedding, wiring.embedding
     if unembedding is None:
         return None
@@ -249,7 +273,7 @@ def _readers(tensors: _Tensors, k: int, length: int | None) -> list[Callable[[],
     """Return functions that read the blocks of a layer."""
     layer: LayerWiring = tensors.checkpoint.wiring.layers[k]
     readers: list[Callable[[], ResidualBlock]] = [
-        lambda: _block(tensors, _attention(tensors, k, length), layer.attention)
+        lambda: _block(tensors, tensors.checkpoint.attention(k, length=length).astype(tensors.dtype), layer.attention)
     ]
     feed_forward, experts = layer.feed_forward, layer.experts
     if feed_forward is not None:
@@ -269,10 +293,6 @@ def _block(
     norm, behind = (tensors.norm(norm_wiring) for norm_wiring in (wiring.norm, wiring.output_norm))
     after = wiring.norm is not None and wiring.norm.place == "post"
     return ResidualBlock((Branch(inner, None if after else norm, behind),), norm if after else None)
-
-
-def _attention(tensors: _Tensors, layer: int, length: int | None) -> Attention:
-    return tensors.checkpoint.attention(layer, length=length).astype(tensors.dtype)
 
 
 def _experts(tensors: _Tensors, wiring: ExpertsWiring) -> MixtureOfExperts:
@@ -323,7 +343,7 @@ class _Tensors:
     """The tensors of a checkpoint, read in one precision."""
 
     checkpoint: Checkpoint
-    dtype: np.dtype[Any] = np.dtype(np.float64)  # noqa: RUF009
+    dtype: np.dtype[Any] = _DOUBLE
 
     @property
     def d_model(self) -> int:

@@ -28,7 +28,7 @@ from tnlib_adapters.architectures.wiring import (
     NormWiring,
     Wiring,
 )
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, as_dense
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import StreamAxis, read_stream
 from tnlib_adapters.factors.projections import Projections, put_together, take_apart
@@ -230,13 +230,9 @@ def fold(checkpoint: Checkpoint) -> Transformed:
     >>> fold(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())).done
     ('value biases of 2 layers, into the output biases',)
     """
-    if as_checkpoint("fold", checkpoint).factored is not None:
-        raise ArgumentError(
-            "fold: checkpoint must hold dense weights, got one that is stored as factors; fold first, then compress."
-        )
     done: list[str] = []
     left: list[str] = []
-    folded = fold_norms(untied(checkpoint, left), done, left)
+    folded = fold_norms(untied(as_dense("fold", checkpoint, "fold"), left), done, left)
     folded = _fold_value_biases(folded, done, left)
     folded = _centre_writers(folded, done)
     if any(layer.attention.head_norms for layer in checkpoint.wiring.layers):

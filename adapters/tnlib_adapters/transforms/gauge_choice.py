@@ -29,7 +29,7 @@ from tnlib._typing import Array
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.head_gauge import Columns, fix_heads
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_dense
 from tnlib_adapters.checkpoints.residual_stream import read_stream
 from tnlib_adapters.transforms.folding import Transformed, fold_norms
 from tnlib_adapters.transforms.gauge_fixing import in_every_layer
@@ -71,14 +71,9 @@ def choose_gauge(checkpoint: Checkpoint, *, seed: int = 0) -> Transformed:
     >>> [f"{run(one, [5, 6, 5]).logits.max():.3f}" for one in (model, chosen.checkpoint)]
     ['7.650', '7.650']
     """
-    if as_checkpoint("choose_gauge", checkpoint).factored is not None:
-        raise ArgumentError(
-            "choose_gauge: checkpoint must hold dense weights, got one that is stored as factors; choose the gauge "
-            "first, then compress."
-        )
+    chosen = as_dense("choose_gauge", checkpoint, "choose the gauge")
     done: list[str] = []
     left: list[str] = []
-    chosen = checkpoint
     for step in (rotate_stream, turn_heads):
         chosen = step(chosen, seed, done, left)
     return Transformed(chosen, tuple(done), tuple(left))

@@ -2,13 +2,13 @@ r"""Gauge fixing of attention layers: one representative of all weights that com
 
 The operators of a layer do not determine its weights. With query heads that share a key and value head as one group,
 
-    W_Q G and W_K G^-T      G commuting with the rotations of positions: see `gauge.scores`
+    W_Q G and W_K G^-T      G commuting with the rotations of positions: see `attention.head_gauge`
     W_V H and H^-1 W_O      any invertible H
     b_K                     its contribution common to all scores of a query
     b_V                     absorbed by b_O, as the rows of patterns sum to one
     the order of heads      of groups that share a key head, and of queries within them
 
-are free. Where queries and keys are normalised, G must keep their norm: see `gauge.head_norms`.
+are free. Where queries and keys are normalised, G must keep their norm.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.attention.head_gauge import fix_heads, in_order, rank_heads
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_layer
+from tnlib_adapters.attention.head_gauge import fix_heads, rank_heads
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_dense, as_layer
 from tnlib_adapters.checkpoints.modified import with_tensors
 from tnlib_adapters.factors.projections import NAMES, Projections, put_together
 
@@ -84,11 +84,7 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
             f"fix_gauge: attention must be an Attention or a Checkpoint, got {type(attention).__name__}; "
             "pass Attention.from_module(...) or open_checkpoint(folder)."
         )
-    if attention.factored is not None:
-        raise ArgumentError(
-            "fix_gauge: attention must hold dense weights, got a checkpoint that is stored as factors; "
-            "fix the gauge first, then compress."
-        )
+    as_dense("fix_gauge", attention, "fix the gauge", "attention")
     if attention.wiring.layers[0].attention.latent is not None:
         raise ArgumentError(
             f"fix_gauge: attention must hold one weight per projection, got a {attention.wiring.model_type}, whose "
@@ -102,7 +98,7 @@ def in_every_layer(checkpoint: Checkpoint, change: Callable[[Attention], Attenti
     # consecutive reads are mostly of one layer, and each tensor needs all of that layer
     compute = functools.lru_cache(maxsize=1)(functools.partial(_tensors, checkpoint, change))
     changes: dict[str, Callable[[], Array]] = {
-        name: functools.partial(_one, compute, layer, name)
+        name: functools.partial(lambda layer, name: compute(layer)[name], layer, name)
         for layer in range(checkpoint.n_layers)
         for name in _names(checkpoint, layer)
     }
@@ -139,7 +135,8 @@ def head_order(attention: Attention) -> Array:
 
 def _fix_layer(layer: Attention) -> Attention:
     fixed = fix_heads(layer, "fix_gauge")
-    return in_order(fixed, _order(fixed))
+    order, group = _order(fixed), fixed.group_size  # keeps groups together
+    return fixed.of_heads(order, order[::group] // group)
 
 
 def _order(fixed: Attention) -> Array:
@@ -174,7 +171,3 @@ def _side_by_side(layer: Attention) -> Projections:
         },
         {name: bias.reshape(-1) for name, bias in biases.items()},
     )
-
-
-def _one(compute: Callable[[int], dict[str, Array]], layer: int, name: str) -> Array:
-    return compute(layer)[name]

@@ -22,7 +22,7 @@ from tnlib.linalg.canonical_basis import leading_phases
 from tnlib.linalg.multilinear import leading_eigenvectors
 from tnlib.linalg.orthogonal import qr_positive
 from tnlib.linalg.threads import single_threaded_blas
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, as_one_stream
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_dense, as_one_stream
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.residual_stream import Stream, StreamAxis, read_stream
 from tnlib_adapters.reference.model import run
@@ -75,11 +75,7 @@ def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
     >>> [f"{run(one, [5, 6, 5]).logits.max():.3f}" for one in (model, turned)]
     ['6.788', '6.788']
     """
-    if as_checkpoint("rotate", checkpoint).factored is not None:
-        raise ArgumentError(
-            "rotate: checkpoint must hold dense weights, got one that is stored as factors; "
-            "rotate first, then compress."
-        )
+    as_dense("rotate", checkpoint, "rotate")
     r = _as_rotation(rotation, checkpoint.sizes.d_model)
     stream = read_stream(checkpoint)
     if stream.unknown:

@@ -145,14 +145,14 @@ def test_refusals(coder: Checkpoint, opened: Any) -> None:
 def test_long_texts_run_in_smaller_batches(coder: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many runs as positions if the patterns of one sequence exceed the bound, with the same result."""
     batches: list[int] = []
-    attend = patching.attend
+    attend = patching.attention_output
 
     def counted(layer: Any, x: np.ndarray) -> Any:
         batches.append(len(x))
         return attend(layer, x)
 
     together = activation_patching(coder, CLEAN, MASK, CORRUPTED)
-    monkeypatch.setattr(patching, "attend", counted)
+    monkeypatch.setattr(patching, "attention_output", counted)
     monkeypatch.setattr(patching, "MOST_BYTES", 1)
     apart = activation_patching(coder, CLEAN, MASK, CORRUPTED)
     assert max(batches) == len(CLEAN)

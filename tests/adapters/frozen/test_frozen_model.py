@@ -11,7 +11,6 @@ from oracles import assert_close, normal, refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Checkpoint, FrozenAttention, FrozenModel, circuits, freeze, open_checkpoint
 from tnlib_adapters.frozen.frozen_feed_forward import FrozenFeedForward
-from tnlib_adapters.frozen.frozen_model import linear_part
 from tnlib_adapters.reference.layers import ACTIVATIONS
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.reference.weights import read_weights
@@ -96,9 +95,13 @@ def test_attention_only_models_are_their_stack(model: Checkpoint) -> None:
 def test_adjoints(name: str, saved: Any, recorded: Any) -> None:
     model = freeze(open_checkpoint(saved(name)[1]), recorded(name).tokens[0], feed_forward="jacobian")
     x, y = (normal(model.embedding.shape, seed=seed) for seed in (1, 2))
-    for layer in (layer for block in model.blocks for layer in block.layers):
-        adjoint = layer.terms.H.apply(y) if isinstance(layer, FrozenAttention) else layer.pull_back(y)[0]
-        assert np.vdot(y, linear_part(layer, x)) == pytest.approx(np.vdot(adjoint, x), rel=1e-10)
+    for block in model.blocks:
+        for branch, layer in zip(block.branches, block.layers, strict=True):
+            adjoint = branch.pull_back(y)[0]
+            assert np.vdot(y, branch.linear(x)) == pytest.approx(np.vdot(adjoint, x), rel=1e-10)
+            if isinstance(layer, FrozenAttention):
+                assert_close(layer.terms.apply(x), branch.linear(x), factor=1e3)
+                assert_close(layer.terms.H.apply(y), adjoint, factor=1e3)
 
 
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama"])

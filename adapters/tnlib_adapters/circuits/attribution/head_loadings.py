@@ -24,13 +24,10 @@ from tnlib._typing import Array
 from tnlib._validate import as_array, check_choice
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
-from tnlib_adapters.frozen.frozen_feed_forward import FrozenFeedForward
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads
-from tnlib_adapters.frozen.frozen_model import linear_part
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, pull_back
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Through = Literal["heads", "all"]
-_SHOWN = 8  # rows of a printed table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +59,8 @@ class HeadLoadings(Table):
     total: float
     layers: Mapping[int, Array]
 
+    _SHOWN = 8
+
     @property
     def bypass(self) -> dict[int, float]:
         """The part of the edge that passes no head of a layer, by its index."""
@@ -82,7 +81,7 @@ class HeadLoadings(Table):
         return {"layer": layer, "head": head, "key": key, "loading": self._loadings()[rows]}
 
     def _printed(self) -> Array:
-        return descending(np.abs(self._loadings()), _SHOWN)
+        return descending(np.abs(self._loadings()), self._SHOWN)
 
     def _picture(self) -> str:
         label = "loadings, heads as rows and keys as columns"
@@ -160,14 +159,13 @@ def head_loadings(
     streams = []
     for block in blocks:
         streams.append(stream)
-        passed = [layer for layer in block.layers if through == "all" or not isinstance(layer, FrozenFeedForward)]
-        stream = stream + sum(linear_part(layer, stream) for layer in passed)
+        passed = [branch for branch in block.branches if through == "all" or isinstance(branch, FrozenHeads)]
+        stream = stream + sum(branch.linear(stream) for branch in passed)
         stream = stream if block.after is None else block.after.linear(stream)
-    readout = contributions.readout
-    readout = readout if model.final_norm is None else model.final_norm.adjoint(readout)
+    readout, _ = pull_back(model.final_norm, contributions.readout)
     total, layers = float((readout * stream).sum()), {}
     for block, x in zip(reversed(blocks), reversed(streams), strict=True):
-        readout = pulled = readout if block.after is None else block.after.adjoint(readout)
+        readout = pulled = pull_back(block.after, readout)[0]
         for branch, name in zip(block.branches, block.names, strict=True):
             if isinstance(branch, FrozenHeads):
                 values = branch.value_readouts(readout)  # h n dh

@@ -29,18 +29,14 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
 from tnlib_adapters.circuits.attribution.query_key_factors import (
     ScoreForm,
-    Writers,
     query_key_factors,
     score_form,
     writer_names,
     writers_before_attention,
 )
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads
 from tnlib_adapters.frozen.frozen_model import FrozenModel, freeze_weights
 from tnlib_adapters.reference.weights import Weights, as_weights, read_weights
 from tnlib_adapters.result_table import Columns, Table, descending
-
-_SHOWN_PAIRS = 6  # rows of a printed table
 
 PairRow = tuple[str, str, float]  # writer of the query, writer of the key, contribution
 
@@ -76,6 +72,8 @@ class PairAttribution(Table):
     pairs: Array
     offset: float
 
+    _SHOWN = 6
+
     @property
     def total(self) -> float:
         """The score, which is the sum of all pairs and of the offset."""
@@ -89,11 +87,8 @@ class PairAttribution(Table):
         queries, keys, contributions = zip(*self.top(self.pairs.size)[rows], strict=True)
         return {"query": queries, "key": keys, "contribution": contributions}
 
-    def _printed(self) -> slice:
-        return slice(_SHOWN_PAIRS)
-
     def _notes(self) -> list[str]:
-        others = self.total - sum(value for *_, value in self.top(_SHOWN_PAIRS))
+        others = self.total - sum(value for *_, value in self.top(self._SHOWN))
         return [f"all others {others:.3f}" + (f", of them {self.offset:.3f} by the distance" if self.offset else "")]
 
     def _picture(self) -> str:
@@ -154,9 +149,6 @@ class ScoreAttribution(PairAttribution):
         return np.einsum("pc,c,qc->cpq", left, s, right), s
 
 
-_SHOWN = 10  # rows of a printed table
-
-
 @dataclass(frozen=True, eq=False)
 class LayerPairs:
     """Attributions of the heads of one attention layer."""
@@ -189,6 +181,8 @@ class QKAttributions(Table):
     model: FrozenModel
     layers: tuple[LayerPairs, ...]
 
+    _SHOWN = 10
+
     @property
     def _title(self) -> str:
         heads = sum(len(layer.pairs) for layer in self.layers)
@@ -217,7 +211,7 @@ class QKAttributions(Table):
         }
 
     def _printed(self) -> Array:
-        return descending(np.abs(self._contributions), _SHOWN)
+        return descending(np.abs(self._contributions), self._SHOWN)
 
     def _picture(self) -> str:
         totals = np.stack([layer.pairs.sum(axis=(1, 2)) + layer.offsets for layer in self.layers])  # layer head
@@ -254,8 +248,9 @@ class QKAttributions(Table):
             as_index("QKAttributions.score", name, at, len(self.model.embedding))
             for name, at in (("query", query), ("key", key))
         )
-        heads, writers = _layer(self.model, number)
-        inputs = writers.through(heads.before).at(np.array([i, j])).outputs()  # writer 2 d
+        heads, writers = next(itertools.islice(writers_before_attention(self.model), number, None))
+        groups = (group.through(heads.before).at(np.array([i, j])) for group in writers)
+        inputs = np.concatenate([group.outputs() for group in groups])  # writer 2 d
         names, (p, _, d) = writer_names(heads, writers), inputs.shape
         homogeneous = np.zeros((2, len(names), d + 1), inputs.dtype)
         homogeneous[:, :p, :d] = inputs.transpose(1, 0, 2)
@@ -332,30 +327,17 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     return QKAttributions(model, tuple(_layer_pairs(model)))
 
 
-def _layer(model: FrozenModel, number: int) -> tuple[FrozenHeads, Writers]:
-    return next(itertools.islice(writers_before_attention(model), number, None))
-
-
 def _layer_pairs(model: FrozenModel) -> Iterator[LayerPairs]:
     for heads, writers in writers_before_attention(model):
-        names, weights = writer_names(heads, writers), _contrast(heads)
+        names, positions = writer_names(heads, writers), np.arange(len(heads.input))
+        visible = heads.layer.mask(len(positions)).astype(heads.patterns.dtype)
+        weights = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(positions)  # h n n
         pairs = np.empty((heads.layer.n_heads, len(names), len(names)), heads.input.dtype)
         for kv_head in range(heads.layer.kv_heads):
-            factors = query_key_factors(heads, writers, kv_head)
-            for head, q in zip(heads.layer.query_heads(kv_head), factors.queries, strict=True):
-                keys = weights[head] @ factors.keys  # writer n [n'] dh
+            queries, of_writers = query_key_factors(heads, writers, kv_head)
+            for head, q in zip(heads.layer.query_heads(kv_head), queries, strict=True):
+                keys = weights[head] @ of_writers  # writer n [n'] dh
                 pairs[head] = q.reshape(len(q), -1) @ keys.reshape(len(q), -1).T  # writer [n dh] writer
-        yield LayerPairs(names, pairs, _summed_offsets(heads, weights))
-
-
-def _contrast(heads: FrozenHeads) -> Array:
-    """Return the attention less uniform attention over the visible keys, over the number of queries, (heads, n, n)."""
-    visible = heads.layer.mask(heads.patterns.shape[1]).astype(heads.patterns.dtype)
-    weights: Array = (heads.patterns - visible / visible.sum(axis=1, keepdims=True)) / len(visible)
-    return weights
-
-
-def _summed_offsets(heads: FrozenHeads, weights: Array) -> Array:
-    positions = np.arange(weights.shape[1])
-    offsets = heads.layer.offsets(positions[:, None] - positions)  # h n n
-    return np.zeros(len(weights)) if offsets is None else np.asarray((weights * offsets).sum(axis=(1, 2)))
+        offsets = heads.layer.offsets(positions[:, None] - positions)  # h n n
+        added = np.zeros(len(weights)) if offsets is None else (weights * offsets).sum(axis=(1, 2))
+        yield LayerPairs(names, pairs, added)

@@ -52,43 +52,17 @@ class WriterGroup:
         """Return the writers at some positions."""
         return WriterGroup(self.names, self.values[:, positions], self.out)
 
-    def through(self, norm: FrozenNorm) -> WriterGroup:
-        """Return the writers behind a norm, without its bias."""
+    def through(self, norm: FrozenNorm | None) -> WriterGroup:
+        """Return the writers behind a norm, without its bias; as they are for None."""
+        if norm is None:
+            return self
         if self.out is None:
             return WriterGroup(self.names, norm.linear(self.values))
         out = norm.norm.centre(self.out) * norm.norm.weight
         return WriterGroup(self.names, self.values / norm.divisors, out)
 
 
-@dataclass(frozen=True, eq=False)
-class Writers:
-    """All writers of a stream, whose outputs sum to it."""
-
-    groups: tuple[WriterGroup, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the writers, in order of the model."""
-        return tuple(name for group in self.groups for name in group.names)
-
-    def project(self, weight: Array, out: Array) -> None:
-        """Write the outputs times a matrix (d_model, columns) into `out` (writers, n, columns)."""
-        start = 0
-        for group in self.groups:
-            group.project(weight, out[start : start + len(group.names)])
-            start += len(group.names)
-
-    def outputs(self) -> Array:
-        """Return the outputs, (writers, n, d_model)."""
-        return np.concatenate([group.outputs() for group in self.groups])
-
-    def at(self, positions: Array) -> Writers:
-        """Return the writers at some positions."""
-        return Writers(tuple(group.at(positions) for group in self.groups))
-
-    def through(self, norm: FrozenNorm | None) -> Writers:
-        """Return the writers behind a norm, without its bias; as they are for None."""
-        return self if norm is None else Writers(tuple(group.through(norm) for group in self.groups))
+Writers = Sequence[WriterGroup]  # all writers of a stream, whose outputs sum to it, in order of the model
 
 
 def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, Writers]]:
@@ -101,7 +75,7 @@ def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, 
     biases = np.zeros_like(model.embedding)
     for block in model.blocks:
         constant = [WriterGroup((BIASES,), biases[None])] if biases.any() else []
-        yield from ((heads, Writers((*groups, *constant))) for heads in block.heads if heads is not None)
+        yield from ((heads, (*groups, *constant)) for heads in block.heads if heads is not None)
         groups += _written(block)
         biases = biases + sum(heads.constant for heads in block.heads if heads is not None)
         if block.after is not None:
@@ -111,43 +85,37 @@ def writers_before_attention(model: FrozenModel) -> Iterator[tuple[FrozenHeads, 
 def _written(block: FrozenBlock) -> list[WriterGroup]:
     """Return what heads and feed-forward layers of a block add to the stream."""
     groups = []
-    for branch, name, output in zip(block.branches, block.names, block.outputs, strict=True):
+    for branch, name in zip(block.branches, block.names, strict=True):
         if isinstance(branch, FrozenHeads):
             values = branch.linear_values if branch.behind is None else branch.linear_values / branch.behind.divisors
             names = tuple(f"{name}.{h}" for h in range(len(values)))
             groups.append(WriterGroup(names, values, branch.output_weights))
         else:
-            groups.append(WriterGroup((name,), output[None]))
+            groups.append(WriterGroup((name,), branch.output[None]))
     return groups
 
 
 BIAS = "bias"
 
 
-@dataclass(frozen=True, eq=False)
-class QueryKeyFactors:
-    """Queries and keys by writer, of the heads that share a key head."""
-
-    queries: Array  # (heads of the group, writers, n, d_head), scale included
-    keys: Array  # (writers, n, d_head)
-
-
 def writer_names(heads: FrozenHeads, writers: Writers) -> tuple[str, ...]:
     """Return the names of the writers of queries and keys, "bias" last if there is one."""
-    return (*writers.names, BIAS) if _has_constant(heads) else writers.names
+    names = tuple(name for group in writers for name in group.names)
+    return (*names, BIAS) if _has_constant(heads) else names
 
 
-def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> QueryKeyFactors:
+def query_key_factors(heads: FrozenHeads, writers: Writers, kv_head: int) -> tuple[Array, Array]:
     """Return the queries and keys of the heads of a key head, by writer of the stream before the norm of the layer.
 
-    One group at a time bounds the memory: the factors of all heads would be as large as all writers twice.
+    Queries are (heads of the group, writers, n, d_head), scale included, keys (writers, n, d_head). One group at a time
+    bounds the memory: the factors of all heads would be as large as all writers twice.
     """
     layer, x = heads.layer, heads.input
     projected = _project(heads, writers, layer.query_heads(kv_head), kv_head)
     q, k, positions = projected[:-1], projected[-1], np.arange(len(x))
     q = layer.as_queries(q, x, positions, total=q.sum(axis=1, keepdims=True))
     k = layer.as_keys(k, x, positions, total=k.sum(axis=0))
-    return QueryKeyFactors(q * q.dtype.type(layer.scale), k)
+    return q * q.dtype.type(layer.scale), k
 
 
 def _project(heads: FrozenHeads, writers: Writers, query_heads: Sequence[int], kv_head: int) -> Array:
@@ -158,9 +126,11 @@ def _project(heads: FrozenHeads, writers: Writers, query_heads: Sequence[int], k
     flat = weight.transpose(1, 0, 2).reshape(d, -1)  # d (h dh)
     if norm is not None:  # rows behind the norm are centred, weighted and divided: so are the columns, but the last
         flat = norm.norm.centre((norm.norm.weight[:, None] * flat).T).T
-    n_writers, has_constant = len(writers.names), _has_constant(heads)
-    projected = np.empty((n_writers + has_constant, n, h * width), flat.dtype)
-    writers.project(flat, out=projected[:n_writers])
+    n_writers, has_constant = sum(len(group.names) for group in writers), _has_constant(heads)
+    projected, start = np.empty((n_writers + has_constant, n, h * width), flat.dtype), 0
+    for group in writers:
+        group.project(flat, out=projected[start : start + len(group.names)])
+        start += len(group.names)
     if norm is not None:
         projected[:n_writers] /= norm.divisors
     if has_constant:

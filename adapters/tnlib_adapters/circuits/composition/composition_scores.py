@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
 from tnlib import ArgumentError, ArgumentTypeError, LowRank
 from tnlib._html import heat_image
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_flag, is_list
+from tnlib._validate import as_array, as_count, as_flag, check_choice, is_list
 from tnlib.linalg.orthogonal import r_factor
 from tnlib.linalg.scaling import largest, norm
 from tnlib.linalg.threads import single_threaded_blas
@@ -37,14 +37,11 @@ from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
 from tnlib_adapters.circuits.arguments import (
     Kind,
-    as_kind,
-    as_layers,
-    fold_norms_before_heads,
+    as_folded_layers,
     folded_moments,
-    has_layer_norm,
     head_name,
 )
-from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms
+from tnlib_adapters.circuits.composition.pair_norms import gram_root, padded_stack, pair_norms, quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.model import Forward
 from tnlib_adapters.result_table import Columns, Table, descending
@@ -153,9 +150,6 @@ def _parts(a: Array, centred: bool) -> tuple[Array, Array]:
     return np.concatenate([constant, np.sqrt(stream.shape[-1]) * mean], axis=-1), stream - mean
 
 
-_SHOWN = 5  # pairs listed by repr
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Compositions(Table):
     """Composition scores of all pairs of heads, returned by `compositions`.
@@ -186,12 +180,12 @@ class Compositions(Table):
 
     _HIDDEN = ("kind",)
     _FORMATS: ClassVar = {"multiple": ".2f"}
+    _SHOWN = 5
 
     @property
     def multiples(self) -> Array:
         """Scores divided by chance level, (layers, heads, layers, heads); 0 where an operator is zero."""
-        some = self.chance != 0
-        return np.where(some, self.scores / np.where(some, self.chance, 1), 0.0)
+        return quotient(self.scores, self.chance)
 
     def __getitem__(self, pair: tuple[Head, Head]) -> Score:
         try:
@@ -233,12 +227,6 @@ class Compositions(Table):
         writers, readers = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         numbers = {"score": self.scores[at], "chance": self.chance[at], "multiple": self.multiples[at]}
         return {"kind": [self.kind] * len(writers), "writer": writers, "reader": readers, **numbers}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
     def _picture(self) -> str:
         n_layers, n_heads = self.scores.shape[:2]
@@ -302,12 +290,10 @@ def compositions(
     >>> compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K").largest(4)[0][0]
     (0, 3)
     """
-    as_kind("compositions", kind)
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers("compositions", folded)
+    check_choice("compositions", "kind", kind, get_args(Kind))
+    layers, centred, notes, folded = as_folded_layers("compositions", model, centred)
     for attention in layers if kind != "V" else []:
         check_form("compositions", attention, distance)
-    centred = has_layer_norm(model) if centred is None else as_flag("compositions", "centred", centred)
     weights = _moments(moments, layers)
     if isinstance(model, Checkpoint) and folded is not model:
         weights = [m if m is None else folded_moments(model, folded, k, m) for k, m in enumerate(weights)]

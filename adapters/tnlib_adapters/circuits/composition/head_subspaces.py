@@ -24,18 +24,17 @@ import numpy as np
 import tnlib
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib._validate import as_array, as_count, as_flag, check_choice
+from tnlib._validate import as_array, as_count, check_choice
 from tnlib.linalg.threads import single_threaded_blas
 from tnlib.linalg.truncation import noise_level, numerical_rank
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.arguments import as_head, as_layers, fold_norms_before_heads, has_layer_norm, head_name
-from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms
+from tnlib_adapters.circuits.arguments import as_folded_layers, as_head, head_name
+from tnlib_adapters.circuits.composition.pair_norms import padded_stack, pair_norms, quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Side = Literal["Q", "K", "V", "O"]
-_SHOWN = 5  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,12 +166,12 @@ class Overlaps(Table):
     notes: tuple[str, ...] = ()
 
     _FORMATS: ClassVar = {"sigma": "+.1f"}
+    _SHOWN = 5
 
     @property
     def sigmas(self) -> Array:
         """Overlap minus chance in standard deviations; 0 where the deviation is 0."""
-        some = self.deviation > 0
-        return np.where(some, (self.overlaps - self.chance) / np.where(some, self.deviation, 1), 0.0)
+        return quotient(self.overlaps - self.chance, self.deviation)
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads with the largest overlap; for equal sides every pair once."""
@@ -195,12 +194,6 @@ class Overlaps(Table):
         first, second = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         numbers = {"overlap": self.overlaps[at], "chance": self.chance[at], "sigma": self.sigmas[at]}
         return {"first": first, "second": second, **numbers}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
 
 def largest_pairs(values: Array, *, every: bool) -> Array:
@@ -238,7 +231,7 @@ def head_subspace(layer: Attention, head: int, side: Side) -> Array:
     >>> head_subspace(layer, 3, "O").shape
     (64, 16)
     """
-    _check_side("head_subspace", side)
+    check_choice("head_subspace", "side", side, get_args(Side))
     return _basis(layer, as_head("head_subspace", layer, head), side, centred=False)
 
 
@@ -284,10 +277,8 @@ def subspace_overlaps(
     array([30., 32., 32., 31.])
     """
     for side in (one, other):
-        _check_side("subspace_overlaps", side)
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers("subspace_overlaps", folded)
-    centred = has_layer_norm(model) if centred is None else as_flag("subspace_overlaps", "centred", centred)
+        check_choice("subspace_overlaps", "side", side, get_args(Side))
+    layers, centred, notes, _ = as_folded_layers("subspace_overlaps", model, centred)
     return overlaps_with(layers, one, [other], centred, notes)[0]
 
 
@@ -328,7 +319,3 @@ def _basis(layer: Attention, head: int, side: Side, centred: bool) -> Array:
     w: Array = getattr(layer, f"W_{side}")[head // shared]
     columns = w.T if side == "O" else w  # d dh
     return span(columns - columns.mean(axis=0) if centred else columns)
-
-
-def _check_side(function: str, side: str) -> None:
-    check_choice(function, "side", side, get_args(Side))

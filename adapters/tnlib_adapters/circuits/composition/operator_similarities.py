@@ -17,17 +17,17 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib._validate import as_count, as_flag, check_choice
+from tnlib._validate import as_count, check_choice
 from tnlib.linalg.threads import parallel_matmul, single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, check_form
-from tnlib_adapters.circuits.arguments import as_layers, fold_norms_before_heads, has_layer_norm, head_name
+from tnlib_adapters.circuits.arguments import as_folded_layers, head_name
 from tnlib_adapters.circuits.composition.head_subspaces import largest_pairs
+from tnlib_adapters.circuits.composition.pair_norms import quotient
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.result_table import Columns, Table
 
 Operator = Literal["QK", "OV"]
-_SHOWN = 10  # pairs listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,6 +63,7 @@ class Similarities(Table):
     notes: tuple[str, ...] = ()
 
     _FORMATS: ClassVar = {"sigma": "+.0f", "cosine": "+.3f"}
+    _SHOWN = 10
 
     def largest(self, n: int) -> list[tuple[Head, Head, float]]:
         """Return the n pairs of different heads with the largest cosine by modulus, every pair once."""
@@ -86,12 +87,6 @@ class Similarities(Table):
         first, second = ([head_name(head) for head in zip(*side, strict=True)] for side in (at[:2], at[2:]))
         cosines = self.cosines[at]
         return {"first": first, "second": second, "cosine": cosines, "sigma": cosines / self.deviation}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
-
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
 
 
 @accepts_models
@@ -139,9 +134,7 @@ def operator_similarities(
     """
     function = "operator_similarities"
     check_choice(function, "operator", operator, get_args(Operator))
-    folded, notes = fold_norms_before_heads(model)
-    layers = as_layers(function, folded)
-    centred = has_layer_norm(model) if centred is None else as_flag(function, "centred", centred)
+    layers, centred, notes, _ = as_folded_layers(function, model, centred)
     if operator == "QK":
         for layer in layers:
             check_form(function, layer, distance)
@@ -154,8 +147,7 @@ def operator_similarities(
             products[j, :, k] = blocks.reshape(shape[1], -1, shape[1], len(left) // shape[1]).sum(axis=(1, 3))
             products[k, :, j] = products[j, :, k].T
     norms = np.sqrt(np.diagonal(products.reshape(len(layers) * shape[1], -1))).reshape(shape)
-    scale = np.multiply.outer(norms, norms)
-    cosines = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    cosines = quotient(products, np.multiply.outer(norms, norms))
     deviation = 1 / (layers[0].d_model - int(centred))
     return Similarities(operator, cosines, deviation, layers[0].group_size, notes)
 

@@ -66,6 +66,11 @@ def pair_products(a: Array, b: Array, c: Array, d: Array) -> Array:
     return total
 
 
+def quotient(a: Array, b: Array) -> Array:
+    """Return a / b, 0 where b is 0."""
+    return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape)), where=b != 0)
+
+
 def gram_root(gram: Array) -> Array:
     """Return t, of the same shape as the Gram matrices (..., r, r), with t^T t = gram."""
     values, vectors = np.linalg.eigh(gram)

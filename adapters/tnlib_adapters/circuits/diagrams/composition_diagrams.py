@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from tnlib import ArgumentError
-from tnlib._validate import is_list, is_one_of
+from tnlib._validate import check_choice, is_list, is_one_of
 from tnlib.drawing import Bubble, Diagram, Leg, Node
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_kind, as_two_heads
+from tnlib_adapters.circuits.arguments import READS, AttentionHead, Kind, as_two_heads
 from tnlib_adapters.circuits.diagrams.attention_diagrams import (
     REACH,
     STEP,
@@ -63,7 +63,7 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     >>> term.title
     'K-composition: scores of head 1.0 whose keys read head 0.2, times 0.25'
     """
-    as_kind("composition_diagram", kind)
+    check_choice("composition_diagram", "kind", kind, get_args(Kind))
     reader, writer = _two_heads("composition_diagram", later, earlier, layers)
     if kind == "V":
         title = f"V-composition: {reader.name} after {writer.name}, a virtual head"
@@ -72,7 +72,13 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     side = "queries" if kind == "Q" else "keys"
     scale = f"times {reader.layer.scale:.4g}"
     title = f"{kind}-composition: scores of {reader.name} whose {side} read {writer.name}, {scale}"
-    return replace(_composed_scores(kind, reader, writer), title=title)
+    nodes, legs, (query, key) = _score_row(reader, writer, kind)
+    right = max(node.position[0] for node in nodes)
+    ends = [
+        Leg(query, None, "query", None, (-REACH, nodes[query].position[1]), axes=(0, None)),
+        Leg(key, None, "key", None, (right + REACH, nodes[key].position[1]), axes=(0, None)),
+    ]
+    return Diagram((*nodes,), (*ends, *legs), title)
 
 
 class _DrawnHead(NamedTuple):
@@ -127,18 +133,6 @@ def _virtual_head(later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
         Leg(3, 4, "stream", last.d_model, axes=(1, 2)),
         *inner_1,
         Leg(5, None, "read", read_stream(first, "V")[1], (end, -1.4), axes=(1, None)),
-    ]
-    return Diagram((*nodes,), (*legs,))
-
-
-def _composed_scores(kind: str, later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
-    """Return the diagram of the scores of a head that reads another head on one side and the stream on the other."""
-    nodes, legs, ends = _score_row(later, earlier, kind)
-    right, left = max(node.position[0] for node in nodes), -REACH
-    legs = [
-        Leg(ends[0], None, "query", None, (left, nodes[ends[0]].position[1]), axes=(0, None)),
-        Leg(ends[1], None, "key", None, (right + REACH, nodes[ends[1]].position[1]), axes=(0, None)),
-        *legs,
     ]
     return Diagram((*nodes,), (*legs,))
 
@@ -212,18 +206,16 @@ def _direct(head: _DrawnHead) -> Diagram:
 
 
 def _earlier_alone(earlier: _DrawnHead) -> Diagram:
-    layer = earlier.layer
-    nodes, legs = _output_row(earlier, 0.0, 0.0, first=0)
-    x, right = len(nodes), 2 * STEP
-    nodes += [Node("tensor", read_stream(layer, "V")[0], (right, 0.0)), Node("matrix", earlier.pattern, (right, _DROP))]
+    right = 2 * STEP
+    nodes, legs = _value_row(earlier, earlier, (right, 0.0), 0, composed=False)
+    pattern, at = len(nodes), len(nodes) - 1  # at: the node x
     legs = [
-        Leg(x + 1, None, "position", None, (-REACH, _DROP), axes=(0, None)),
-        Leg(0, None, "stream", layer.d_model, (-REACH, 0.0), axes=(2, None)),
+        Leg(pattern, None, "position", None, (-REACH, _DROP), axes=(0, None)),
+        Leg(0, None, "stream", earlier.layer.d_model, (-REACH, 0.0), axes=(2, None)),
         *legs,
-        Leg(1, x, "stream", read_stream(layer, "V")[1], axes=(1, 1)),
-        Leg(x, x + 1, "source", axes=(0, 1)),
+        Leg(at, pattern, "source", axes=(0, 1)),
     ]
-    return Diagram((*nodes,), (*legs,))
+    return Diagram((*nodes, Node("matrix", earlier.pattern, (right, _DROP))), (*legs,))
 
 
 def _later(later: _DrawnHead, earlier: _DrawnHead, sides: str) -> Diagram:

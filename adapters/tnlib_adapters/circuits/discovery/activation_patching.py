@@ -26,14 +26,13 @@ from tnlib_adapters.circuits.discovery.edge_ablation import Ablation
 from tnlib_adapters.circuits.discovery.gated_layers import SIDES, GatedHeads
 from tnlib_adapters.circuits.discovery.target_loss import Metric, Targets, metric_name, targets_of
 from tnlib_adapters.reference.layers import Norm, normed
-from tnlib_adapters.reference.model import attend
-from tnlib_adapters.reference.weights import Branch, ResidualBlock, Weights, as_weights, named_blocks
+from tnlib_adapters.reference.model import attention_output
+from tnlib_adapters.reference.weights import Branch, ResidualBlock, Weights, as_weights, attention_layers, named_blocks
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Activation = Literal["stream", "layers", "heads"]
 MOST_BYTES = 1 << 28  # of the patterns of one layer, which bounds the sequences that run at once
 _SEQUENCES = 64  # that run at once, of short texts
-_SHOWN = 12  # rows listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,6 +68,8 @@ class Patching(Table):
     corrupted: float
     metric: Metric
 
+    _SHOWN = 12
+
     @property
     def _title(self) -> str:
         name, n = metric_name(self.metric), self.recovered.shape[1]
@@ -82,9 +83,6 @@ class Patching(Table):
         components, positions = np.unravel_index(at, self.recovered.shape)
         names = np.array(self.names, dtype=object)[components]
         return {"component": names, "position": positions, "recovered": self.recovered[components, positions]}
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
 
     def _picture(self) -> str:
         return heat_image(self.recovered, "recovered shares, components as rows and positions as columns", width=320)
@@ -144,10 +142,9 @@ def activation_patching(
     function = "activation_patching"
     check_choice(function, "of", of, get_args(Activation))
     how, weights = Ablation("resample", metric, corrupted), as_weights(function, model)
-    targets = targets_of(weights, tokens, mask, function)
+    targets = targets_of(weights, tokens, mask, function, metric)
     embedding: Any = weights.embedding
     others = how.corrupted_tokens(function, embedding, targets.tokens)
-    targets = targets.measured_by(function, metric) if callable(metric) else targets
     clean, other = ([*_streams(weights.blocks, embedding(ids))] for ids in (targets.tokens, others))
     targets = targets.compared_with(clean[-1]) if metric == "kl" else targets
     ends = [targets.loss(streams[-1]) for streams in (clean, other)]
@@ -167,15 +164,11 @@ def activation_patching(
     return Patching(tuple(patched), recovered, ends[0], ends[1], metric)
 
 
-def _attend(layer: Attention, x: Array) -> Array:
-    return attend(layer, x)[1]
-
-
 def _streams(blocks: Sequence[ResidualBlock], x: Array) -> Iterator[Array]:
     """Yield the stream (b, n, d) before every block, and the final one."""
     yield x
     for block in blocks:
-        x = block.run(x, _attend)
+        x = block.run(x, attention_output)
         yield x
 
 
@@ -221,14 +214,13 @@ def _losses(
     b, n, d = base.shape
     losses = np.full(n, unchanged)
     positions = np.flatnonzero(change.any(axis=(0, 2)))
-    layers = [branch.layer for block in blocks for branch in block.branches if isinstance(branch.layer, Attention)]
-    n_bytes = max((layer.n_heads for layer in layers), default=1) * n**2 * base.itemsize
+    n_bytes = max((layer.n_heads for layer in attention_layers(blocks)), default=1) * n**2 * base.itemsize
     sequences = min(_SEQUENCES, MOST_BYTES // n_bytes) or 1
     for at in np.array_split(positions, min(len(positions), -(-len(positions) * b // sequences)) or 1):
         x = np.repeat(base[None], len(at), axis=0)  # position b n d
         x[np.arange(len(at)), :, at] += change[:, at].swapaxes(0, 1)
         x = normed(after, x.reshape(-1, n, d))
         for block in blocks if len(at) else ():
-            x = block.run(x, _attend)
+            x = block.run(x, attention_output)
         losses[at] = [targets.loss(final) for final in x.reshape(len(at), b, n, d)]
     return losses

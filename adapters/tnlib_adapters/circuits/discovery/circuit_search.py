@@ -22,7 +22,6 @@ from tnlib_adapters.result_table import Columns, Table, descending
 
 Of = Literal["edges", "terms", "paths"]
 _TERMS: dict[str, Any] = {"terms": ten_terms_by_heads, "paths": path_terms}
-_SHOWN = 30  # terms listed by repr
 _DRAWN = 64  # terms of the picture in a notebook
 
 
@@ -73,6 +72,7 @@ class Circuit(Table):
     curve: Array = field(default_factory=lambda: np.empty((0, 2)))
 
     _HIDDEN = ("is_kept", "loss")
+    _SHOWN = 30
 
     @property
     def _title(self) -> str:
@@ -91,7 +91,7 @@ class Circuit(Table):
         }
 
     def _printed(self) -> Array:
-        return descending(self.effects, _SHOWN)
+        return descending(self.effects, self._SHOWN)
 
     def _notes(self) -> list[str]:
         n = int((self.effects < -5e-4).sum())  # printed as negative

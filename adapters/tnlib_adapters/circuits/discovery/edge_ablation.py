@@ -134,9 +134,7 @@ class GatedModel:
     ) -> None:
         weights = as_weights(function, model)
         self.ablation = Ablation() if ablation is None else ablation
-        self.targets: Targets = targets_of(weights, tokens, mask, function)
-        if callable(self.ablation.metric):
-            self.targets = self.targets.measured_by(function, self.ablation.metric)
+        self.targets: Targets = targets_of(weights, tokens, mask, function, self.ablation.metric)
         embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
         embedded = embedding.parts_of_stream(self.targets.tokens)
         self._embedded = np.stack(list(embedded.values()))  # writer b n d

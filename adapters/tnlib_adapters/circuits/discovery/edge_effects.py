@@ -20,7 +20,6 @@ from tnlib_adapters.circuits.discovery.edge_ablation import Ablation, AblationKi
 from tnlib_adapters.circuits.discovery.term_searches import integrated_effects
 from tnlib_adapters.result_table import Columns, Table, descending
 
-_SHOWN = 10  # edges listed by repr
 _DRAWN = 64  # edges of the picture in a notebook
 
 
@@ -78,6 +77,8 @@ class EdgeEffects(Table):
     loss: float
     by_position: Array | None = None
 
+    _SHOWN = 10
+
     @property
     def errors(self) -> Array:
         """First-order estimate minus measured effect, (edges,); NaN where it was not measured."""
@@ -85,8 +86,7 @@ class EdgeEffects(Table):
 
     def top(self, n: int) -> list[tuple[str, float]]:
         """Return the n edges with the largest effect, measured if known, else integrated, as (name, effect)."""
-        effects = np.where(np.isnan(self.measured), self.integrated, self.measured)
-        order = self._largest[: as_count("EdgeEffects.top", "n", n, least=0)]
+        effects, order = self.known_effects, self._largest[: as_count("EdgeEffects.top", "n", n, least=0)]
         return [(self.names[k], float(effects[k])) for k in order]
 
     def recovery(self, kept: Collection[str], least: float) -> Recovery:
@@ -111,9 +111,14 @@ class EdgeEffects(Table):
         return Recovery(common / max(len(set(kept)), 1), common / max(len(wanted), 1), len(wanted))
 
     @property
+    def known_effects(self) -> Array:
+        """Effect of every edge, (edges,): measured if known, else integrated."""
+        return np.where(np.isnan(self.measured), self.integrated, self.measured)
+
+    @property
     def _largest(self) -> Array:
         """Numbers of the edges, largest effect first."""
-        return descending(np.abs(np.where(np.isnan(self.measured), self.integrated, self.measured)))
+        return descending(np.abs(self.known_effects))
 
     @property
     def _title(self) -> str:
@@ -131,7 +136,7 @@ class EdgeEffects(Table):
         return columns
 
     def _printed(self) -> Array:
-        return self._largest[:_SHOWN]
+        return self._largest[: self._SHOWN]
 
     def _notes(self) -> list[str]:
         known = ~np.isnan(self.measured)

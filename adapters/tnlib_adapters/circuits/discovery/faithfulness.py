@@ -166,8 +166,7 @@ def circuit_faithfulness(
 def edge_scores(function: str, scores: Any) -> dict[str, float]:
     """Return scores of edges by name: effects, ranks in a circuit divided by their number, or given ones."""
     if isinstance(scores, EdgeEffects):
-        effects = np.where(np.isnan(scores.measured), scores.integrated, scores.measured)
-        return dict(zip(scores.names, effects.tolist(), strict=True))
+        return dict(zip(scores.names, scores.known_effects.tolist(), strict=True))
     if isinstance(scores, Circuit) and scores.of == "edges":
         kept = [scores.kept[k] for k in np.argsort(np.abs(scores.effects), kind="stable")]
         ranked = [*scores.removed, *kept]

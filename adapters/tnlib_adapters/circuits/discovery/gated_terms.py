@@ -13,34 +13,14 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, as_checkpoint
 from tnlib_adapters.circuits.discovery.target_loss import Targets, targets_of
 from tnlib_adapters.circuits.paths.attention_terms import NAMES, OpenLayer, composed
 from tnlib_adapters.circuits.paths.stream_parts import split_stream
 from tnlib_adapters.reference.model import Forward, run
-from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.reference.weights import Weights, attention_layers, read_weights
 
 _MOST = 5000  # largest number of paths; each holds its own stream in memory
-
-
-# ------------------------------------------------------------------------------------------------------------ the model
-
-
-def attention_only(model: Checkpoint, function: str) -> Checkpoint:
-    """Return the model; raise `ArgumentError` unless it consists of attention layers with bilinear scores."""
-    wiring = as_checkpoint(function, model, "model").wiring
-    if not wiring.is_attention_only:
-        raise ArgumentError(
-            f"{function}: model must have attention layers and nothing else, got a {wiring.model_type} with norms or "
-            "feed-forward layers; split_stream and OpenLayer decompose one of its layers."
-        )
-    return model
-
-
-def attention_layers(weights: Weights) -> list[Attention]:
-    """Return the layers of an attention-only model."""
-    return [b.layer for block in weights.blocks for b in block.branches if isinstance(b.layer, Attention)]
 
 
 class AdditiveTerms:
@@ -75,7 +55,7 @@ class AdditiveTerms:
 def path_terms(model: Checkpoint, tokens: Any, mask: Array | None, function: str) -> AdditiveTerms:
     """Return all paths through heads with frozen patterns; paths that start at a bias are always included."""
     weights, targets, forward = _forward_pass(model, tokens, mask, function)
-    layers = attention_layers(weights)
+    layers = list(attention_layers(weights.blocks))
     count = prod(1 + layer.n_heads for layer in layers)
     if count > _MOST:
         raise ArgumentError(
@@ -100,7 +80,7 @@ def ten_terms_by_heads(model: Checkpoint, tokens: Any, mask: Array | None, funct
     the output bias of layer 1 are always included.
     """
     weights, targets, forward = _forward_pass(model, tokens, mask, function)
-    layers = attention_layers(weights)
+    layers = list(attention_layers(weights.blocks))
     if len(layers) != 2:
         raise ArgumentError(
             f"{function}: of='terms' must be of a model of two layers, got {len(layers)}; choose 'edges' or 'paths'."
@@ -130,6 +110,12 @@ def _terms(layer: OpenLayer, at: Array) -> Iterator[tuple[str, Array]]:
 def _forward_pass(
     model: Checkpoint, tokens: Any, mask: Array | None, function: str
 ) -> tuple[Weights, Targets, Forward]:
-    weights = read_weights(attention_only(model, function))
+    wiring = as_checkpoint(function, model, "model").wiring
+    if not wiring.is_attention_only:
+        raise ArgumentError(
+            f"{function}: model must have attention layers and nothing else, got a {wiring.model_type} with norms or "
+            "feed-forward layers; split_stream and OpenLayer decompose one of its layers."
+        )
+    weights = read_weights(model)
     targets = targets_of(weights, tokens, mask, function)
     return weights, targets, run(weights, targets.tokens)

@@ -18,7 +18,7 @@ from tnlib._validate import import_optional
 from tnlib_adapters.attention.softmax import like, log_softmax
 from tnlib_adapters.reference.layers import Norm, Unembedding, normed
 from tnlib_adapters.reference.model import check_mask
-from tnlib_adapters.reference.weights import Weights
+from tnlib_adapters.reference.weights import Weights, as_unembedding
 
 Metric = Literal["loss", "kl"] | Callable[[Array, Array], Any]
 
@@ -132,8 +132,7 @@ class Targets:
 
     def losses_of_rows(self, rows: Array, actual: Array) -> Array:
         """Return the cross-entropy of tokens (t,) as predicted by rows (t, d) of the final stream, (t,)."""
-        hidden = normed(self.final_norm, rows)
-        return self.unembed.log_partitions(hidden) - self.unembed.logits_of(hidden, actual)
+        return self.unembed.cross_entropies(normed(self.final_norm, rows), actual)
 
     def log_probabilities(self, rows: Array) -> Array:
         """Return the log-probabilities of the predictions of target rows (t, d), (t, vocab)."""
@@ -142,17 +141,6 @@ class Targets:
     def compared_with(self, stream: Array) -> Targets:
         """Return the same targets with the KL divergence from the predictions of a final stream (b, n, d)."""
         return replace(self, reference=self.log_probabilities(stream[self.at]))
-
-    def measured_by(self, function: str, metric: Callable[[Array, Array], Any]) -> Targets:
-        """Return the same targets with another loss, tried on logits that are zero."""
-        actual = self.tokens[self.counted]
-        value = metric(np.zeros((len(actual), self.unembed.affine.weight.shape[1])), actual)
-        if np.ndim(value) or not np.isfinite(value):
-            raise ArgumentError(
-                f"{function}: metric must return a finite number for logits (targets, vocab) and targets (targets,), "
-                f"got {value!r:.80} for zeros; pass for example LogitDifference(others)."
-            )
-        return replace(self, metric=metric)
 
     def slope(self, stream: Array) -> Array:
         """Return the gradient of the loss with respect to the final stream, (b, n, d)."""
@@ -165,11 +153,18 @@ class Targets:
         return differentiated(self._loss, rows)[1](np.ones((), rows.dtype))
 
 
-def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str) -> Targets:
-    """Return the targets for tokens and mask, validated."""
-    if weights.unembed is None:
-        raise ArgumentError(
-            f"{function}: model must have an unembedding, got a {weights.architecture}; use a language model."
-        )
+def targets_of(weights: Weights, tokens: Any, mask: Array | None, function: str, metric: Metric = "loss") -> Targets:
+    """Return the targets for tokens and mask, validated; a metric that is a function is tried on logits of zero."""
+    unembed = as_unembedding(function, weights)
     tokens = weights.embedding.check(function, tokens, weights.context)
-    return Targets(tokens, check_mask(function, mask, tokens), weights.unembed, weights.final_norm)
+    targets = Targets(tokens, check_mask(function, mask, tokens), unembed, weights.final_norm)
+    if not callable(metric):
+        return targets
+    actual = tokens[targets.counted]
+    value = metric(np.zeros((len(actual), unembed.affine.weight.shape[1])), actual)
+    if np.ndim(value) or not np.isfinite(value):
+        raise ArgumentError(
+            f"{function}: metric must return a finite number for logits (targets, vocab) and targets (targets,), "
+            f"got {value!r:.80} for zeros; pass for example LogitDifference(others)."
+        )
+    return replace(targets, metric=metric)

@@ -10,7 +10,7 @@ from tnlib._typing import Array
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.discovery.target_loss import Targets
 from tnlib_adapters.reference.key_value_cache import CachedAttention, run_last_positions
-from tnlib_adapters.reference.weights import ResidualBlock, Weights
+from tnlib_adapters.reference.weights import ResidualBlock, Weights, attention_layers
 
 
 def losses_without_attention(weights: Weights, targets: Targets, blocked: Array) -> tuple[Array, Array]:
@@ -54,8 +54,7 @@ def _of_sequence(weights: Weights, targets: Targets, tokens: Array, at: Array, b
 
 def _first_changed(weights: Weights, blocked: Array) -> int:
     """Return the first position that a change can reach: that of the first query with blocked keys, 0 if not causal."""
-    layers = (branch.layer for block in weights.blocks for branch in block.branches)
-    if not all(layer.causal for layer in layers if isinstance(layer, Attention)):
+    if not all(layer.causal for layer in attention_layers(weights.blocks)):
         return 0
     queries = np.flatnonzero(blocked.any(axis=1))
     return int(queries[0]) if len(queries) else len(blocked) - 1

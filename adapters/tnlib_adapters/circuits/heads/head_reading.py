@@ -118,11 +118,7 @@ def _side(of_tokens: Array, variances: Array | None, group: slice, constants: Ar
     by_position = None
     if variances is not None:
         position_variance, token_variance = variances[:, group].sum(axis=1)
-        by_position = (
-            float(position_variance / (position_variance + token_variance))
-            if position_variance + token_variance
-            else 0.0
-        )
+        by_position = float(position_variance / ((position_variance + token_variance) or 1))
     if along.shape[1] > 1:
         return VectorSide(_top(np.linalg.norm(along, axis=1), count), (), constant, by_position)
     lowest = tuple((token, -size) for token, size in _top(-along[:, 0], count))
@@ -203,12 +199,9 @@ class HeadReading:
     def _end(self, side: VectorSide, sign: str, name: str) -> str:
         end = side.negative if sign == "-" else side.positive
         shares = {"positions": side.by_position or 0.0, "bias": side.constant}
-        remarks = ", ".join(
-            f"{source} {share:.0%}" for source, share in shares.items() if share >= 0.005 and sign != "-"
-        )
-        return (f"{name} ({remarks}): " if remarks else f"{name}: ") + " ".join(
-            self.vocabulary.name(token) for token, _ in end
-        )
+        remarks = [f"{source} {share:.0%}" for source, share in shares.items() if share >= 0.005 and sign != "-"]
+        heading = f"{name} ({', '.join(remarks)}): " if remarks else f"{name}: "
+        return heading + " ".join(self.vocabulary.name(token) for token, _ in end)
 
 
 @accepts_models

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,13 +24,12 @@ from tnlib_adapters.circuits.composition.composition_scores import compositions
 from tnlib_adapters.circuits.discovery.edge_ablation import GatedModel
 from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
-from tnlib_adapters.circuits.heads.pattern_scores import induction_targets, pattern_scores
+from tnlib_adapters.circuits.heads.pattern_scores import attention_targets, scores_of_sequences
 from tnlib_adapters.circuits.tokens.copying import copying_scores
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.frozen.frozen_stack import Head
 from tnlib_adapters.reference.embedding import TokenEmbedding
-from tnlib_adapters.reference.model import run
-from tnlib_adapters.reference.weights import Weights, read_weights
+from tnlib_adapters.reference.weights import Weights, as_unembedding, read_weights
 from tnlib_adapters.result_table import HeadTable, descending
 
 _CLEAR = 0.4  # smallest share of attention that makes an induction head
@@ -95,7 +94,8 @@ class Induction(HeadTable):
     @property
     def previous_head(self) -> Head:
         """The head before the last layer with the largest attention to the previous token."""
-        return _largest(self.previous_token[:-1])
+        layer, head = divmod(int(self.previous_token[:-1].argmax()), self.previous_token.shape[1])
+        return layer, head
 
     @property
     def induction_heads(self) -> tuple[Head, ...]:
@@ -206,15 +206,15 @@ def find_induction(
         tokens, repeated = segments_twice("find_induction", weights, n, length, text, generator)
         distance = tokens.shape[1] // 2 - 1
     targets = targets_of(weights, tokens, repeated, "find_induction")
-    batches = [run(replace(weights, unembed=None), batch).patterns for batch in np.array_split(tokens, n)]
-    scores = pattern_scores([np.concatenate(layer) for layer in zip(*batches, strict=True)], tokens)
-    losses, without = losses_without_attention(weights, targets, induction_targets(tokens))
+    scores = scores_of_sequences(weights, tokens)
+    losses, without = losses_without_attention(weights, targets, attention_targets(tokens)["induction"])
     effects = without - losses  # layer head sequence
-    loss, chance = _mean(losses, repeated), math.log(len(weights.embedding.tokens))  # type: ignore[union-attr]
+    loss = float(np.average(losses, weights=repeated.sum(axis=1)))  # over all repeated tokens
+    chance = math.log(len(weights.embedding.tokens))  # type: ignore[union-attr]
     return Induction(
         previous_token=scores.previous,
         induction=scores.induction,
-        composition=_composition(model, _largest(scores.previous[:-1]), distance),
+        composition=_composition(model, scores.previous, distance),
         copying=copying_scores(model, inputs="embeddings").embeddings,  # type: ignore[arg-type]
         lost=_lost(weights, tokens, repeated, scores.previous, chance - loss),
         loss=loss,
@@ -232,20 +232,16 @@ def _checked(model: Checkpoint, dtype: DTypeLike) -> Weights:
             f"find_induction: model must have at least two attention layers, got {model.n_layers}; "
             "induction takes one to look back and one to match."
         )
-    if weights.unembed is None:
-        raise ArgumentError(
-            f"find_induction: model must have an unembedding, got a {weights.architecture}; use a language model."
-        )
+    as_unembedding("find_induction", weights)
     return weights
 
 
-def _mean(losses: Array, repeated: Array) -> float:
-    """Return the mean over all repeated tokens, from the means of the sequences."""
-    return float(np.average(losses, weights=repeated.sum(axis=1)))
+def _composition(model: Checkpoint, previous: Array, distance: int | None) -> Array:
+    """Return the K-composition of all heads with the previous-token head, (layers, heads).
 
-
-def _composition(model: Checkpoint, head: Head, distance: int | None) -> Array:
-    """Return the K-composition of all heads with one, at a distance where scores depend on it, (layers, heads)."""
+    The distance is that of scores that depend on it.
+    """
+    head = divmod(int(previous[:-1].argmax()), previous.shape[1])
     layers = [model.attention(layer) for layer in range(model.n_layers)]
     if not all(layer.is_bilinear for layer in layers):
         return np.full((model.n_layers, model.sizes.n_heads), np.nan)
@@ -256,11 +252,6 @@ def _composition(model: Checkpoint, head: Head, distance: int | None) -> Array:
 def _heads(chosen: Array) -> tuple[Head, ...]:
     layers, heads = np.nonzero(chosen)
     return tuple(zip(layers.tolist(), heads.tolist(), strict=True))
-
-
-def _largest(scores: Array) -> Head:
-    layer, head = np.unravel_index(int(scores.argmax()), scores.shape)
-    return int(layer), int(head)
 
 
 def _lost(weights: Weights, tokens: Array, repeated: Array, previous: Array, gap: float) -> Array:
@@ -298,7 +289,8 @@ def random_segments(function: str, weights: Weights, n: int, rng: np.random.Gene
             f"{function}: model must hold sequences of 48 tokens, got a context of {context}; shorter repeats are too "
             "noisy."
         )
-    return repeated_segments(n, vocab=len(_table(weights)), context=context, rng=rng)
+    vocab = len(weights.embedding.tokens)  # type: ignore[union-attr]
+    return repeated_segments(n, vocab=vocab, context=context, rng=rng)
 
 
 def segments_twice(
@@ -328,8 +320,3 @@ def segments_twice(
         segments = tokens[0, starts[:, None] + np.arange(length)]
     tokens = np.tile(segments, (1, 2))
     return tokens, np.broadcast_to(np.arange(2 * length) > length, tokens.shape).copy()
-
-
-def _table(weights: Weights) -> Array:
-    embedding: TokenEmbedding = weights.embedding  # type: ignore[assignment]
-    return embedding.tokens

@@ -10,7 +10,7 @@ Averaged over the positions i that have such a j, in repeated sequences of rando
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -129,7 +129,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     n = rows.shape[1]
     sees_later = any(np.triu(layer, 1).any() for layer in layers)
     uniform = np.ones((n, n)) / n if sees_later else np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
-    targets = _targets(rows)
+    targets = attention_targets(rows)
     shares = {kind: np.stack([_share(layer, target) for layer in layers]) for kind, target in targets.items()}
     alike = np.broadcast_to(uniform, (len(rows), 1, n, n))
     return PatternScores(**shares, chance={kind: float(_share(alike, t)[0]) for kind, t in targets.items()})
@@ -185,7 +185,13 @@ def repeat_scores(
         )
     count = as_count("repeat_scores", "n_sequences", n_sequences)
     tokens = repeated_tokens("repeat_scores", weights, count, length, as_rng("repeat_scores", rng))
-    patterns = [run(weights, row).patterns for row in tokens]
+    return scores_of_sequences(weights, tokens)
+
+
+def scores_of_sequences(weights: Weights, tokens: Array) -> PatternScores:
+    """Return the `pattern_scores` of a model on sequences (batch, n), run one after the other."""
+    headless = replace(weights, unembed=None)  # patterns need no logits
+    patterns = [run(headless, row).patterns for row in tokens]
     return pattern_scores([np.concatenate(layer) for layer in zip(*patterns, strict=True)], tokens)
 
 
@@ -198,12 +204,7 @@ def repeated_tokens(function: str, weights: Weights, n: int, length: int | None,
     return np.tile(np.stack(segments), (1, 2))
 
 
-def induction_targets(tokens: Array) -> Array:
-    """Return the tokens that followed earlier occurrences of the current one, bool (batch, n, n)."""
-    return _targets(tokens)["induction"]
-
-
-def _targets(tokens: Array) -> dict[HeadKind, Array]:
+def attention_targets(tokens: Array) -> dict[HeadKind, Array]:
     """Return the attention targets of each kind of head, bool (batch, n, n)."""
     n = tokens.shape[1]
     earlier = np.tril(np.ones((n, n), dtype=bool), -1)

@@ -83,9 +83,6 @@ class ScoreShares(Table):
     def _columns(self, rows: Any) -> Columns:
         return {"query": QUERY[rows]} | dict(zip(KEY, self.shares[rows].T, strict=True))
 
-    def _notes(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
-
 
 @accepts_models
 @single_threaded_blas

@@ -31,15 +31,13 @@ from tnlib_adapters.circuits.discovery.edge_ablation import Ablation
 from tnlib_adapters.circuits.discovery.gated_layers import SIDES, GatedHeads
 from tnlib_adapters.circuits.discovery.target_loss import Metric, metric_name, targets_of
 from tnlib_adapters.circuits.heads.singular_vectors import SingularVectors, singular_vectors
-from tnlib_adapters.circuits.paths.stream_parts import n_attention_layers
-from tnlib_adapters.reference.model import attend
+from tnlib_adapters.reference.model import attention_output
 from tnlib_adapters.reference.weights import ResidualBlock, Weights, as_weights, named_blocks
 from tnlib_adapters.result_table import Columns, Table, descending
 
 Operator = Literal["OV", "QK", "Q", "K"]
 _PROJECTION = {"OV": "V", "QK": "Q", "Q": "Q", "K": "K"}  # the one that does not read a masked direction
 _SEQUENCES = 64  # that run at once
-_SHOWN = 8  # rows listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,6 +76,8 @@ class SingularVectorEffects(Table):
     unmasked: float
     metric: Metric
 
+    _SHOWN = 8
+
     @property
     def _title(self) -> str:
         return f"Singular directions of {self.name}; {metric_name(self.metric)} {self.unmasked:.3f}"
@@ -90,9 +90,6 @@ class SingularVectorEffects(Table):
             "singular_value": [float(self.vectors.values[g.start]) for g in groups],
             "effect": self.effects[at],
         }
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
 
     def _notes(self) -> list[str]:
         return [f"effects of {len(self.effects)} directions sum to {self.effects.sum():.3f}"]
@@ -159,14 +156,14 @@ def singular_vector_effects(
     check_choice(function, "operator", operator, get_args(Operator))
     Ablation(metric=metric)  # checks its name
     weights = as_weights(function, model)
-    targets = targets_of(weights, tokens, mask, function)
-    layer = as_index(function, "layer", layer, n_attention_layers(weights))
+    targets = targets_of(weights, tokens, mask, function, metric)
+    layer = as_index(function, "layer", layer, weights.n_attention_layers)
     stream = weights.embedding(targets.tokens)  # b n d
     blocks = named_blocks(weights.blocks)
     for block, names in blocks:
         if str(layer) in names:
             break
-        stream = block.run(stream, _attend)
+        stream = block.run(stream, attention_output)
     later = [block, *(following for following, _ in blocks)]
     branch = block.branches[names.index(str(layer))]
     attention: Any = branch.layer
@@ -180,10 +177,7 @@ def singular_vector_effects(
 
     output = outputs(of_head)
     final = _final_streams(later, attention, stream, np.zeros_like(output))[0]
-    if callable(metric):
-        targets = targets.measured_by(function, metric)
-    elif metric == "kl":
-        targets = targets.compared_with(final)
+    targets = targets.compared_with(final) if metric == "kl" else targets
     losses, per_run = [], max(1, _SEQUENCES // len(stream))
     for k in range(0, len(vectors), per_run):
         sets = [vectors.left[:, group] for group in vectors.groups[k : k + per_run]]
@@ -194,10 +188,6 @@ def singular_vector_effects(
     return SingularVectorEffects(name, vectors, np.array(losses) - unmasked, unmasked, metric)
 
 
-def _attend(layer: Attention, x: Array) -> Array:
-    return attend(layer, x)[1]
-
-
 def _final_streams(blocks: Sequence[ResidualBlock], layer: Attention, x: Array, changes: Array) -> Array:
     """Return the final streams (k, b, n, d) from the stream x before some blocks, for changes of the output of a layer.
 
@@ -206,7 +196,7 @@ def _final_streams(blocks: Sequence[ResidualBlock], layer: Attention, x: Array, 
     added = changes.reshape(-1, *x.shape[1:])
     x = np.tile(x, (len(changes), 1, 1))  # (k b) n d
     for block in blocks:
-        x = block.run(x, lambda other, read: _attend(other, read) + (added if other is layer else 0))
+        x = block.run(x, lambda other, read: attention_output(other, read) + (added if other is layer else 0))
     return x.reshape(changes.shape)
 
 

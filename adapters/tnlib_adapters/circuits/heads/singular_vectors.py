@@ -232,14 +232,17 @@ def form_maximum(form: LowRank) -> Maximum:
     check_square_form("form_maximum", form)
     operator = singular_vectors(form)
     left, right = (operator.left[:, 0], operator.right[0]) if len(operator) else (np.zeros(form.shape[0]),) * 2
-    values, vectors = _symmetric(form)
+    values, vectors = _symmetric_part(form)
+    if len(values) < form.shape[0]:  # the form vanishes on the orthogonal complement of both sides
+        values, vectors = np.append(values, 0.0), np.column_stack([vectors, _orthogonal_to(vectors)])
+    lowest, highest = np.argsort(values, kind="stable")[[0, -1]]
     return Maximum(
         value=float(operator.values[0]) if len(operator) else 0.0,
         left=left,
         right=right,
-        symmetric=float(values[-1]),
-        lowest=float(values[0]),
-        direction=vectors[:, -1] * leading_phases(vectors[:, -1:])[0],
+        symmetric=float(values[highest]),
+        lowest=float(values[lowest]),
+        direction=vectors[:, highest] * leading_phases(vectors[:, [highest]])[0],
     )
 
 
@@ -284,17 +287,6 @@ def _symmetric_part(form: LowRank) -> tuple[Array, Array]:
     inner = t[:, :r] @ t[:, r:].T  # k [r] k
     values, vectors = np.linalg.eigh((inner + inner.T) / 2)
     return scale * values, q @ vectors
-
-
-def _symmetric(form: LowRank) -> tuple[Array, Array]:
-    """Return the smallest and largest eigenvalue of (Omega + Omega^T) / 2, ascending, and eigenvectors (d, 2)."""
-    values, vectors = _symmetric_part(form)
-    if len(values) < form.shape[0]:  # the form vanishes on the orthogonal complement of both sides
-        outside = _orthogonal_to(vectors)
-        values, vectors = np.append(values, 0.0), np.column_stack([vectors, outside])
-    order = np.argsort(values, kind="stable")
-    ends = order[[0, -1]]
-    return values[ends], vectors[:, ends]
 
 
 def _orthogonal_to(q: Array) -> Array:

@@ -39,7 +39,7 @@ from tnlib.linalg.threads import single_threaded_blas
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_one_stream
-from tnlib_adapters.circuits.composition.pair_norms import gram_root, pair_norms, pair_products
+from tnlib_adapters.circuits.composition.pair_norms import gram_root, pair_norms, pair_products, quotient
 from tnlib_adapters.circuits.effective_head import as_length, key_turns, mean_queries_and_keys, stream_head
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind, repeated_tokens
 from tnlib_adapters.circuits.tokens.vocabulary import Inputs, Vocabulary, as_vocabulary
@@ -95,8 +95,8 @@ class WeightScores(HeadTable):
         layer = as_index("WeightScores.writer", "layer", layer, len(self.previous))
         head = as_index("WeightScores.writer", "head", head, self.previous.shape[1])
         shares = np.nan_to_num(self.shares[:, :, layer, head])
-        at = np.unravel_index(int(shares.argmax()), shares.shape)
-        return (int(at[0]), int(at[1])) if shares[at] > 0 else None
+        at = divmod(int(shares.argmax()), shares.shape[1])
+        return at if shares[at] > 0 else None
 
     _SCORES = ("previous", "duplicate", "induction")
 
@@ -180,7 +180,9 @@ def weight_scores(
         n_others[k] = head.attention.mask(n).sum() / n - 1
         duplicate[k], of_layer = _factors(head.attention, moments, moved, n)
         factors.append([a.astype(words.table.dtype) for a in of_layer])
-    margins = _of_pairs(_PairFactors(*map(np.concatenate, zip(*factors, strict=True))))
+    pairs = _PairFactors(*map(np.concatenate, zip(*factors, strict=True)))
+    traces = pair_products(pairs.reads, pairs.writes, pairs.towards, pairs.key[:, :-1].swapaxes(1, 2))
+    margins = quotient(traces, pair_norms(pairs.written, pairs.matched))  # writer reader
     layer_of = np.repeat(np.arange(shape[0]), shape[1])
     matching = np.where(layer_of[:, None] < layer_of, margins, np.nan).reshape(shape + shape)
     shares = previous[:, :, None, None] * highest_of(matching, n_others)
@@ -273,15 +275,5 @@ def _factors(layer: Attention, moments: Array, moved: Array, n: int) -> tuple[Ar
     matched = gram_root(of_queries) @ key[:, :-1].swapaxes(1, 2)  # h r [r] d
     written = gram_root(of_values) @ layer.W_O  # h r [r] d
     traces, squares = np.einsum("hdr,hdr->h", towards, key), np.einsum("hab,hab->h", of_queries, of_keys)
-    margins = _quotient(traces, np.sqrt(np.maximum(squares, 0)))
+    margins = quotient(traces, np.sqrt(np.maximum(squares, 0)))
     return margins, _PairFactors(key, towards, matched, value, layer.W_O, written)
-
-
-def _of_pairs(factors: _PairFactors) -> Array:
-    """Return the margin for keys that read a head, (writers, readers)."""
-    traces = pair_products(factors.reads, factors.writes, factors.towards, factors.key[:, :-1].swapaxes(1, 2))
-    return _quotient(traces, pair_norms(factors.written, factors.matched))
-
-
-def _quotient(traces: Array, rms: Array) -> Array:
-    return np.divide(traces, rms, out=np.zeros_like(traces), where=rms > 0)

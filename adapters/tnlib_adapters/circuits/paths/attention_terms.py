@@ -24,9 +24,9 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.softmax import soft_capped
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.circuits.arguments import Kind, as_directions, as_kind, check_self_attention
+from tnlib_adapters.circuits.arguments import Kind, as_directions, check_self_attention
 from tnlib_adapters.circuits.paths.softmax_integral import SoftmaxAttributions, softmax_attributions
-from tnlib_adapters.circuits.paths.stream_parts import StreamParts, n_attention_layers, normed_parts, split_before
+from tnlib_adapters.circuits.paths.stream_parts import StreamParts, normed_parts, split_before
 from tnlib_adapters.frozen.frozen_heads import FrozenNorm
 from tnlib_adapters.reference.weights import Weights, as_weights
 
@@ -260,7 +260,7 @@ def pair_effects(
     >>> names[found.sum(axis=1).argmax()]
     '0.3'
     """
-    as_kind("pair_effects", kind)
+    check_choice("pair_effects", "kind", kind, get_args(Kind))
     if not isinstance(layer, OpenLayer):
         raise ArgumentTypeError(
             f"pair_effects: layer must be an OpenLayer, got {type(layer).__name__}; pass OpenLayer(attention, parts)."
@@ -392,7 +392,7 @@ def ten_terms(
     """
     check_choice("ten_terms", "method", method, get_args(Method))
     weights = as_weights("ten_terms", model)
-    first, second = _as_two_layers(layers, n_attention_layers(weights))
+    first, second = _as_two_layers(layers, weights.n_attention_layers)
     branch: Any
     branch, stream = split_before("ten_terms", weights, tokens, second)
     parts = normed_parts(branch.before, stream, second)

@@ -95,10 +95,9 @@ def with_one_more_head(s: Array, through: Array, m: int) -> Array:
     return out
 
 
-def padded(a: Array, m: int) -> Array:
-    """Pad the second axis, of orders, with zeros up to order m + 1."""
-    padding = m + 2 - a.shape[1]
-    return np.pad(a, [(0, 0), (0, padding)] + [(0, 0)] * (a.ndim - 2))
+def padded(a: Array, m: int, axis: int = 1) -> Array:
+    """Pad the axis of orders with zeros up to order m + 1."""
+    return np.pad(a, [(0, m + 2 - size if k == axis else 0) for k, size in enumerate(a.shape)])
 
 
 def by_sum(pairs: Array, m: int) -> Array:
@@ -203,15 +202,13 @@ class Paths:
             raise ArgumentError(
                 f"Paths: path must go up from layer to layer, got {path}; name each layer at most once."
             )
-        left: Array = np.eye(n)
-        right: Any = np.eye(d)
-        for number, (layer, head) in enumerate(heads):
+        operator = None
+        for layer, head in heads:
             terms = layers[layer].terms
             h = as_index("Paths", "head", head, terms.ranks[0])
-            matrix = terms.right[h]
-            left = terms.left[h] if number == 0 else terms.left[h] @ left
-            right = matrix if number == 0 else _after(matrix, right)
-        return KroneckerTerms(left[None], [right])
+            of_head = KroneckerTerms(terms.left[[h]], [terms.right[h]])
+            operator = of_head if operator is None else of_head @ operator
+        return KroneckerTerms(np.eye(n)[None], [np.eye(d)]) if operator is None else operator
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,16 +323,16 @@ def path_contributions(
         reading = with_one_more_head(reading, layer.read_transposed(queried), m)
     by_source = padded((reading * x).sum(axis=-1), m)  # k order n [d]
     by_layer = np.stack(by_bias[::-1], axis=-1)  # k order layer
-    contributions = PathContributions(
-        total=total,
-        by_order=by_source.sum(axis=2) + by_layer.sum(axis=2),
-        by_source=by_source,
-        by_bias=by_layer,
-        through=np.concatenate(through[::-1], axis=-1),
-        last=np.concatenate(last[::-1], axis=-1),
+    chosen = slice(None) if vectors.ndim == 2 else 0  # without the first axis for a single direction
+    return PathContributions(
+        total=total[chosen],
+        by_order=(by_source.sum(axis=2) + by_layer.sum(axis=2))[chosen],
+        by_source=by_source[chosen],
+        by_bias=by_layer[chosen],
+        through=np.concatenate(through[::-1], axis=-1)[chosen],
+        last=np.concatenate(last[::-1], axis=-1)[chosen],
         heads=heads_of(layers),
     )
-    return contributions if vectors.ndim == 2 else _first(contributions)
 
 
 @single_threaded_blas
@@ -371,21 +368,5 @@ def stream_by_order(stack: FrozenStack, x: Array, *, max_order: int | None = Non
     """
     layers, x = path_arguments("stream_by_order", stack, x)
     m = longest_order("stream_by_order", max_order, len(layers))
-    last = list(forward_by_order(layers, x, m))[-1]
-    out: Array = padded(last[None], m)[0]
-    return out
-
-
-def _after(left: Any, right: Any) -> Any:
-    """Return one @ right, factored if either of the two is."""
-    if isinstance(left, LowRank) and not isinstance(right, LowRank):
-        return LowRank(left.left, left.right @ right)
-    if isinstance(right, LowRank) and not isinstance(left, LowRank):
-        return LowRank(left @ right.left, right.right)
-    out: Array | LowRank = left @ right
-    return out
-
-
-def _first(contributions: PathContributions) -> PathContributions:
-    arrays = {name: value[0] for name, value in vars(contributions).items() if name != "heads"}
-    return PathContributions(**arrays, heads=contributions.heads)
+    *_, last = forward_by_order(layers, x, m)
+    return padded(last, m, axis=0)

@@ -27,12 +27,10 @@ from tnlib._typing import Array
 from tnlib._validate import is_list
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.circuits.arguments import as_directions
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm, pull_back
 from tnlib_adapters.frozen.frozen_model import FrozenModel
 from tnlib_adapters.reference.layers import normed
 from tnlib_adapters.result_table import Columns, Table, descending
-
-_SHOWN = 8  # rows of a printed table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +66,8 @@ class LogitContributions(Table):
     vector: Array
     position: int
     bias: float
+
+    _SHOWN = 8
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class LogitContributions(Table):
         return {"component": names[rows], "direct": self.direct[rows], "through": self.through[rows]}
 
     def _printed(self) -> Array:
-        return descending(np.abs(self.direct), _SHOWN)
+        return descending(np.abs(self.direct), self._SHOWN)
 
     def _notes(self) -> list[str]:
         remainder = sum(v for name, v in zip(self.sources, self.by_source, strict=True) if name.endswith("remainder"))
@@ -246,11 +246,10 @@ def _pulled_back(model: FrozenModel, readout: Array, bias: float, *, all_paths: 
 
 def _through_norm(norm: FrozenNorm | None, name: str, readout: Array, sources: list[tuple[str, float]]) -> Array:
     """Return the readout of the stream before a norm; append the contribution of its bias."""
-    if norm is None:
-        return readout
-    if norm.bias is not None:
-        sources.append((name, float(readout.sum(axis=0) @ norm.bias)))
-    return norm.adjoint(readout)
+    pulled, of_bias = pull_back(norm, readout)
+    if norm is not None and norm.bias is not None:
+        sources.append((name, float(of_bias)))
+    return pulled
 
 
 def _direction(model: FrozenModel, token: Any, direction: Any) -> tuple[Array, float]:

@@ -19,7 +19,6 @@ from tnlib import ArgumentError, ArgumentTypeError
 from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import check_choice
-from tnlib_adapters.circuits.paths.path_layers import summed_outputs
 from tnlib_adapters.circuits.paths.path_orders import LAYERS, Counted, order_within
 from tnlib_adapters.frozen.frozen_heads import FrozenHeads
 from tnlib_adapters.frozen.frozen_model import FrozenBlock, FrozenModel
@@ -139,13 +138,9 @@ def streams_by_order(model: FrozenModel, counted: Counted) -> Array:
 def _behind_block(block: FrozenBlock, streams: Array, counted: Counted) -> Array:
     passed, counted_once, constant = streams.copy(), np.zeros_like(streams), np.zeros_like(streams[0])
     for branch in block.branches:
-        constant += branch.constant
-        if isinstance(branch, FrozenHeads):
-            counted_once += summed_outputs(branch, streams)
-        else:
-            target = counted_once if counted == "all" else passed
-            target += branch.linear(streams)
-            constant += 0.0 if branch.remainder is None else branch.remainder
+        target = counted_once if counted == "all" or isinstance(branch, FrozenHeads) else passed
+        target += branch.linear(streams)
+        constant += branch.constant if branch.remainder is None else branch.constant + branch.remainder
     if counted_once.any():
         passed, counted_once = (np.concatenate([a, np.zeros_like(a[:1])]) for a in (passed, counted_once))
         passed[1:] += counted_once[:-1]
@@ -161,5 +156,4 @@ def _next_token_loss(model: FrozenModel, stream: Array) -> float:
     """Return the mean loss of the final stream (n, d), the norm at the end frozen."""
     hidden = (stream if model.final_norm is None else model.final_norm.apply(stream))[:-1]
     unembed: Any = model.unembed
-    losses = unembed.log_partitions(hidden) - unembed.logits_of(hidden, model.tokens[1:])
-    return float(losses.mean(dtype=np.float64))
+    return float(unembed.cross_entropies(hidden, model.tokens[1:]).mean(dtype=np.float64))

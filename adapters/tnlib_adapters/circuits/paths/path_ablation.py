@@ -100,7 +100,7 @@ def path_losses(
     layers, x = path_arguments("path_losses", stack, x)
     m = longest_order("path_losses", max_order, len(layers))
     streams = list(forward_by_order(layers, x, m))
-    by_order = padded(streams[-1][None], m)[0]  # order n d
+    by_order = padded(streams[-1], m, axis=0)  # order n d
     total = by_order.sum(axis=0)
     full_loss = _number(loss, total)
     without_head = [

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.circuits.paths.path_layers import PathLayer, weighted_values
+from tnlib_adapters.circuits.paths.path_layers import PathLayer
 from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
 
 
@@ -52,7 +52,7 @@ def path_energies(layers: Sequence[PathLayer], below: Sequence[Array]) -> Iterat
             maps = layer.maps()
             moments = maps.swapaxes(1, 2) @ moments @ maps  # n d [d] [d] d
         for (_, heads), of_values in zip(layer.attentions, values, strict=True):
-            second = weighted_values(heads, streams[1:]).transpose(1, 2, 3, 0)  # h n dh m
+            second = heads.values_of(streams[1:]).transpose(1, 2, 3, 0)  # h n dh m
             moments = moments + _output_moments(heads, of_values + second @ second.swapaxes(2, 3))
         moments = moments if layer.after is None else _normed(layer.after, moments)
     yield PathEnergies(moments, [])

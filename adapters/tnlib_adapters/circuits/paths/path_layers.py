@@ -62,24 +62,9 @@ class PathLayer:
         return out
 
 
-def weighted_values(heads: FrozenHeads, streams: Array) -> Array:
-    """Return the weighted values of streams (m, n, d) without biases, (m, heads, n, d_value)."""
-    x = streams if heads.before is None else heads.before.linear(streams)
-    values = heads.layer.repeated(np.stack([x @ w for w in heads.layer.W_V]))  # h m n [d] dh
-    return np.asarray(heads.weights @ values.swapaxes(0, 1))  # m h n [n'] dh
-
-
-def head_outputs(heads: FrozenHeads, values: Array) -> Array:
-    """Return what each head writes from weighted values (..., heads, n, d_value), (..., heads, n, d)."""
-    written = values @ heads.output_weights
-    return np.asarray(written if heads.behind is None else written / heads.behind.divisors)
-
-
-def summed_outputs(heads: FrozenHeads, streams: Array) -> Array:
-    """Return what all heads write from streams (m, n, d) without biases, (m, n, d)."""
-    values = weighted_values(heads, streams).swapaxes(1, 2)  # m n h dh
-    W_O = heads.output_weights
-    written = values.reshape(*values.shape[:2], -1) @ W_O.reshape(-1, W_O.shape[2])  # m n [h dh] d
+def head_outputs(heads: FrozenHeads, stream: Array) -> Array:
+    """Return what each head writes from a stream (n, d) without biases, (heads, n, d)."""
+    written = heads.values_of(stream) @ heads.output_weights
     return np.asarray(written if heads.behind is None else written / heads.behind.divisors)
 
 
@@ -88,6 +73,6 @@ def streams_of_one_head(layers: Sequence[PathLayer], embedding: Array) -> Iterat
     streams = embedding[None]
     for layer in layers:
         yield streams
-        written = [head_outputs(heads, weighted_values(heads, streams[:1])[0]) for _, heads in layer.attentions]
+        written = [head_outputs(heads, streams[0]) for _, heads in layer.attentions]
         streams = np.concatenate([layer.around(streams), *written])
         streams = streams if layer.after is None else layer.after.linear(streams)

@@ -20,7 +20,7 @@ from tnlib._html import heat_image
 from tnlib._typing import Array
 from tnlib._validate import check_choice
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
-from tnlib_adapters.frozen.frozen_heads import FrozenHeads, FrozenNorm
+from tnlib_adapters.frozen.frozen_heads import FrozenHeads, pull_back
 from tnlib_adapters.result_table import Columns, Table
 
 Counted = Literal["heads", "all"]
@@ -124,27 +124,20 @@ def path_orders(contributions: LogitContributions, counted: Counted = "heads") -
     """
     check_choice("path_orders", "counted", counted, get_args(Counted))
     model = contributions.model
-    readouts = contributions.readout[None]  # orders n d
-    sources = [np.array([contributions.bias])]
-    readouts = _through_norm(model.final_norm, readouts, sources)
+    readouts, of_norm = pull_back(model.final_norm, contributions.readout[None])  # orders n d
+    sources = [np.array([contributions.bias]), of_norm]
     for block in reversed(model.blocks):
-        readouts = _through_norm(block.after, readouts, sources)
+        readouts, of_norm = pull_back(block.after, readouts)
+        sources.append(of_norm)
         passed = np.zeros_like(readouts)  # through a layer that is not counted
         counted_once = np.zeros_like(readouts)
         for branch in block.branches:
-            is_counted = counted == "all" or isinstance(branch, FrozenHeads)
-            if isinstance(branch, FrozenHeads):
-                values = branch.value_readouts(readouts)
-                pulled, of_sources = branch.adjoint(values), branch.contributions(readouts, values)[1]
-            else:
-                pulled, of_sources = branch.pull_back(readouts)
-                if branch.remainder is not None:
-                    of_sources += (readouts * branch.remainder).sum(axis=(1, 2))
-            if is_counted:
-                counted_once += pulled
-            else:
-                passed += pulled
-            sources.append(of_sources)
+            target = counted_once if counted == "all" or isinstance(branch, FrozenHeads) else passed
+            pulled, of_biases = branch.pull_back(readouts)
+            target += pulled
+            sources.append(of_biases)
+            if branch.remainder is not None:
+                sources.append((readouts * branch.remainder).sum(axis=(1, 2)))
         readouts = readouts + passed
         if counted_once.any():
             readouts = np.concatenate([readouts, np.zeros_like(readouts[:1])])
@@ -154,12 +147,3 @@ def path_orders(contributions: LogitContributions, counted: Counted = "heads") -
     for part in sources:
         total[: len(part)] += part
     return PathOrders(of_embedding, total, counted)
-
-
-def _through_norm(norm: FrozenNorm | None, readouts: Array, sources: list[Array]) -> Array:
-    """Return the readouts of the stream before a norm; append the parts of its bias."""
-    if norm is None:
-        return readouts
-    if norm.bias is not None:
-        sources.append(np.asarray(readouts.sum(axis=1) @ norm.bias, np.float64))
-    return norm.adjoint(readouts)

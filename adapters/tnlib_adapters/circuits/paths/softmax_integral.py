@@ -37,8 +37,7 @@ from tnlib_adapters.result_table import Columns, Table, descending
 
 _RANGE = 4.0  # range of the scores on one panel: wider panels need more nodes, narrower ones more panels
 _MOST = 5e6  # numbers of one array of a chunk of rows
-_SHOWN = 6  # terms of the table in a notebook
-_DRAWN = 64  # terms of its picture
+_DRAWN = 64  # terms of the picture in a notebook
 _STRIP = sqrt(2) * (1 + sqrt(2))  # bound of the integrand for terms of modulus 1
 
 
@@ -82,6 +81,7 @@ class SoftmaxAttributions(Table):
     n_nodes: int
 
     _FORMATS: ClassVar = {"bound": ".0e"}
+    _SHOWN = 6
 
     @property
     def _changes(self) -> Array:
@@ -100,7 +100,7 @@ class SoftmaxAttributions(Table):
         return {"term": np.arange(len(self.terms))[rows], "change": self._changes[rows], "bound": bounds[rows]}
 
     def _printed(self) -> Array:
-        return descending(self._changes, _SHOWN)
+        return descending(self._changes, self._SHOWN)
 
     def _notes(self) -> list[str]:
         return [f"remainder at most {np.abs(self.remainder).max():.1g}, {self.n_nodes} nodes"]

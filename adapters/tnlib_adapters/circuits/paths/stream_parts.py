@@ -19,7 +19,7 @@ from tnlib._validate import is_list
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models
-from tnlib_adapters.reference.layers import Norm
+from tnlib_adapters.reference.layers import Norm, normed
 from tnlib_adapters.reference.weights import Branch, Weights, as_weights, named_blocks
 
 
@@ -144,7 +144,7 @@ def split_stream(model: Checkpoint | Weights, tokens: ArrayLike, layer: int | No
     StreamParts(4 positions x 64 features: embedding, 0.0, 0.1, 0.2, 0.3, 0.bias)
     """
     weights = as_weights("split_stream", model)
-    index = None if layer is None else as_index("split_stream", "layer", layer, n_attention_layers(weights))
+    index = None if layer is None else as_index("split_stream", "layer", layer, weights.n_attention_layers)
     branch, parts = split_before("split_stream", weights, tokens, index)
     return normed_parts(weights.final_norm if branch is None else branch.before, parts, index)
 
@@ -153,12 +153,7 @@ def split_before(
     function: str, weights: Weights, tokens: Any, layer: int | None
 ) -> tuple[Branch | None, dict[str, Array]]:
     """Return an attention layer with its norms, and the parts of the stream before both; None for the final stream."""
-    batch = weights.embedding(weights.embedding.check(function, tokens, weights.context))  # batch n d
-    if len(batch) != 1:
-        raise ArgumentError(
-            f"{function}: tokens must be one sequence, got {len(batch)}; split them one after the other."
-        )
-    parts = {"embedding": batch[0]}
+    parts = {"embedding": weights.embedding(weights.one_sequence(function, tokens))[0]}  # n d
     for block, names in named_blocks(weights.blocks):
         added: dict[str, Array] = {}
         for name, branch in zip(names, block.branches, strict=True):
@@ -171,23 +166,16 @@ def split_before(
 
 def normed_parts(norm: Norm | None, parts: dict[str, Array], layer: int | None) -> StreamParts:
     """Return the parts behind the norm before a layer, None for the final norm, with the divisors of their sum."""
-    normed = _through(norm, parts, f"norm {'final' if layer is None else layer}")
-    return StreamParts(tuple(normed), np.stack(list(normed.values())))
-
-
-def n_attention_layers(weights: Weights) -> int:
-    """Return the number of attention layers."""
-    return sum(isinstance(branch.layer, Attention) for block in weights.blocks for branch in block.branches)
+    behind = _through(norm, parts, f"norm {'final' if layer is None else layer}")
+    return StreamParts(tuple(behind), np.stack(list(behind.values())))
 
 
 def _written(branch: Branch, parts: dict[str, Array], name: str) -> dict[str, Array]:
     """Return the output of a layer as parts: one per head and one for the output bias, or a single one."""
-    stream = _total(parts)
-    inputs = stream if branch.before is None else branch.before(stream)
+    inputs = normed(branch.before, np.sum(list(parts.values()), axis=0))
     if isinstance(branch.layer, Attention):
         return _through(branch.behind, _heads(branch.layer, inputs, name), f"norm behind {name}")
-    written = branch.layer(inputs)
-    return {name: written if branch.behind is None else branch.behind(written)}
+    return {name: normed(branch.behind, branch.layer(inputs))}
 
 
 def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
@@ -201,7 +189,3 @@ def _heads(layer: Attention, x: Array, name: str) -> dict[str, Array]:
 def _through(norm: Norm | None, parts: dict[str, Array], name: str) -> dict[str, Array]:
     """Apply a norm to every part, with the divisors of their sum; its bias is the part `name`."""
     return parts if norm is None else norm.of_sum(parts, name)
-
-
-def _total(parts: dict[str, Array]) -> Array:
-    return np.asarray(np.sum(list(parts.values()), axis=0))

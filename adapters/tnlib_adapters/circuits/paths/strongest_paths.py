@@ -27,14 +27,14 @@ from tnlib._typing import Array
 from tnlib._validate import as_count
 from tnlib_adapters.circuits.paths.logit_paths import LogitContributions
 from tnlib_adapters.circuits.paths.path_energies import norm_bound, path_energies
-from tnlib_adapters.circuits.paths.path_layers import PathLayer, streams_of_one_head, weighted_values
+from tnlib_adapters.circuits.paths.path_layers import PathLayer, streams_of_one_head
 from tnlib_adapters.circuits.paths.path_orders import PathOrders, path_orders
+from tnlib_adapters.frozen.frozen_heads import pull_back
 from tnlib_adapters.result_table import Columns, Table
 
 MOST_BYTES = 2 << 30  # of streams and second moments, which are held at once
 MOST_SUFFIXES = 2000  # that are followed; of more, those with the largest bounds
 _SLACK = 1.001  # of bounds, above their rounding errors in single precision
-_SHOWN = 12
 _DRAWN = 64  # paths of the picture in a notebook
 
 Path = tuple[str, ...]
@@ -73,6 +73,8 @@ class StrongestPaths(Table):
     n_paths: int
     orders: PathOrders
 
+    _SHOWN = 12
+
     @property
     def others(self) -> float:
         """The sum of all paths that are not listed."""
@@ -85,9 +87,6 @@ class StrongestPaths(Table):
     def _columns(self, rows: Any) -> Columns:
         names = np.array([" > ".join((*path, "logit")) for path in self.paths], dtype=object)
         return {"path": names[rows], "value": self.values[rows]}
-
-    def _printed(self) -> slice:
-        return slice(0, _SHOWN)
 
     def _notes(self) -> list[str]:
         return [
@@ -163,8 +162,7 @@ class _PathSearch:
         for number, (of_streams, of_values) in enumerate(path_energies(layers, streams)):
             moments.append(None if number % every else of_streams)
             value_moments.append(of_values)
-        readout = contributions.readout
-        readout = readout if model.final_norm is None else model.final_norm.adjoint(readout)
+        readout, _ = pull_back(model.final_norm, contributions.readout)
         return cls(layers, streams, moments[:-1], value_moments[:-1], readout)
 
     def run(self, k: int, threshold: float) -> tuple[list[tuple[Path, float]], float]:
@@ -177,10 +175,10 @@ class _PathSearch:
         candidates: list[tuple[Path, float]] = []
         for number in reversed(range(len(self.layers))):
             layer, streams = self.layers[number], self.streams[number]
-            readouts = readouts if layer.after is None else layer.after.adjoint(readouts)
+            readouts, _ = pull_back(layer.after, readouts)
             new, new_suffixes = list[Array](), list[Path]()
             for (name, heads), moments in zip(layer.attentions, self.value_moments[number], strict=True):
-                values = weighted_values(heads, streams).swapaxes(0, 1)  # h b n dh
+                values = heads.values_of(streams).swapaxes(0, 1)  # h b n dh
                 reads = heads.value_readouts(readouts).swapaxes(0, 1)  # h a n dh
                 for h, products in enumerate(_flat(reads) @ _flat(values).swapaxes(1, 2)):  # a [n dh] b
                     products[1:, 0] = 0.0  # met with a shorter suffix

@@ -21,7 +21,6 @@ from tnlib_adapters.result_table import Columns, Table
 _BLOCK = 6144  # tokens of a block: logits of one block after another are in memory, 144 MiB in float32
 _ROWS = 1024  # rows of a block that are scaled and searched at a time
 _COPIED = 128  # columns of these that are copied at a time
-_SHOWN = 12  # tokens listed by repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,6 +53,8 @@ class Bigrams(Table):
     probabilities: Array
     vocabulary: Vocabulary
 
+    _SHOWN = 12
+
     @property
     def _title(self) -> str:
         return f"Successors of {len(self.tokens):,} tokens by the direct path, with their probabilities"
@@ -65,9 +66,6 @@ class Bigrams(Table):
             columns[f"next_{k + 1}"] = [name(token) for token in self.successors[rows, k]]
             columns[f"p_{k + 1}"] = self.probabilities[rows, k]
         return columns
-
-    def _printed(self) -> slice:
-        return slice(_SHOWN)
 
 
 @accepts_models

@@ -14,8 +14,9 @@ unembedding u_t, up to the division of that norm and a shift common to all logit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,7 +30,6 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as
 from tnlib_adapters.files.tokenizer import token_names
 from tnlib_adapters.reference.layers import Norm
 from tnlib_adapters.reference.weights import (
-    ResidualBlock,
     named_blocks,
     read_embedding,
     read_norm,
@@ -51,12 +51,6 @@ class Vocabulary:
         (vocab, d_model), the token embeddings without positions.
     norm
         Norm of the embedding, or None; it is applied to each token alone.
-    divisors_of_table
-        (vocab,), divisors of that norm, or None.
-    mean_row
-        (d_model,), mean row of the table.
-    mean_square, variance
-        (vocab,), mean square and variance of each row after that norm.
     unembed
         (vocab, d_model), the unembedding; `table` itself if the two are tied.
     bias
@@ -85,10 +79,6 @@ class Vocabulary:
 
     table: Array
     norm: Norm | None
-    divisors_of_table: Array | None
-    mean_row: Array
-    mean_square: Array
-    variance: Array
     unembed: Array
     bias: Array | None
     cap: float | None
@@ -105,6 +95,40 @@ class Vocabulary:
         text = "" if self.names is None else ", with their text"
         tied = ", tied" if self.unembed is self.table and self.ends_in_logits else ""
         return f"Vocabulary({len(self)} tokens of {self.table.shape[1]} features{tied}{text})"
+
+    @cached_property
+    def mean_row(self) -> Array:
+        """(d_model,), mean row of the table."""
+        return np.asarray(self.table.mean(axis=0, dtype=np.float64))
+
+    @property
+    def divisors_of_table(self) -> Array | None:
+        """(vocab,), divisors of the norm of the embedding, or None."""
+        return self._moments[0]
+
+    @property
+    def mean_square(self) -> Array:
+        """(vocab,), mean square of each row after the norm of the embedding."""
+        return self._moments[1]
+
+    @property
+    def variance(self) -> Array:
+        """(vocab,), variance of each row after the norm of the embedding."""
+        return self._moments[2]
+
+    @cached_property
+    def _moments(self) -> tuple[Array | None, Array, Array]:
+        divisors = None if self.norm is None else np.empty(len(self))
+        mean_square, variance = np.empty(len(self)), np.empty(len(self))
+        for start in range(0, len(self), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            x = self.table[part].astype(np.float64)
+            if self.norm is not None and divisors is not None:
+                divisors[part] = self.norm.divisors(self.norm.centre(x))[:, 0]
+                x = self.norm(x)
+            mean_square[part] = np.square(x).mean(axis=1)
+            variance[part] = x.var(axis=1)
+        return divisors, mean_square, variance
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -338,33 +362,15 @@ def with_inputs(checkpoint: Checkpoint, words: Vocabulary, inputs: Inputs) -> Vo
     if inputs == "embeddings":
         return words
     weights = read_weights(checkpoint, in_memory=False, dtype=words.table.dtype)
-    layer = list(_first_layer(weights.blocks))
+    # the first attention, and the feed-forward layers before the second
+    layer = [block for block, _ in takewhile(lambda named: "1" not in named[1], named_blocks(weights.blocks))]
     table = np.empty_like(words.table)
     for start in range(0, len(words), _BLOCK):
         x = words.rows(np.arange(start, min(start + _BLOCK, len(words))))
         for block in layer:
             x = block.run(x, _alone)
         table[start : start + _BLOCK] = x
-    divisors, mean_square, variance = _moments(table, None)
-    return replace(
-        words,
-        table=table,
-        norm=None,
-        divisors_of_table=divisors,
-        mean_row=table.mean(axis=0, dtype=np.float64),
-        mean_square=mean_square,
-        variance=variance,
-        positions=None,
-        inputs=inputs,
-    )
-
-
-def _first_layer(blocks: Iterable[ResidualBlock]) -> Iterator[ResidualBlock]:
-    """Yield the blocks of the first attention and the feed-forward layers before the second."""
-    for block, names in named_blocks(blocks):
-        if "1" in names:
-            return
-        yield block
+    return replace(words, table=table, norm=None, positions=None, inputs=inputs)
 
 
 def _alone(layer: Attention, x: Array) -> Array:
@@ -387,14 +393,9 @@ def _read(function: str, checkpoint: Checkpoint, parameter: str) -> Vocabulary:
     table = table.astype(stored, copy=False)
     shared = wiring.unembedding is not None and wiring.unembedding.shared
     tied = shared and embedding.segment is None and wiring.embedding.scale == 1 and wiring.embedding.widen is None
-    divisors, mean_square, variance = _moments(table, embedding.norm)
     return Vocabulary(
         table=table,
         norm=embedding.norm,
-        divisors_of_table=divisors,
-        mean_row=table.mean(axis=0, dtype=np.float64),
-        mean_square=mean_square,
-        variance=variance,
         unembed=table if head is None or tied else np.ascontiguousarray(head.affine.weight.T.astype(stored)),
         bias=None if head is None else head.affine.bias,
         cap=None if head is None else head.cap,
@@ -403,18 +404,3 @@ def _read(function: str, checkpoint: Checkpoint, parameter: str) -> Vocabulary:
         names=token_names(checkpoint.folder.path, function),
         ends_in_logits=head is not None,
     )
-
-
-def _moments(table: Array, norm: Norm | None) -> tuple[Array | None, Array, Array]:
-    """Return the divisors of the embedding norm, and mean squares and variances of the rows after it."""
-    divisors = None if norm is None else np.empty(len(table))
-    mean_square, variance = np.empty(len(table)), np.empty(len(table))
-    for start in range(0, len(table), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        x = table[part].astype(np.float64)
-        if norm is not None and divisors is not None:
-            divisors[part] = norm.divisors(norm.centre(x))[:, 0]
-            x = norm(x)
-        mean_square[part] = np.square(x).mean(axis=1)
-        variance[part] = x.var(axis=1)
-    return divisors, mean_square, variance

@@ -15,7 +15,7 @@ from tnlib_adapters.circuits import (
 )
 from tnlib_adapters.circuits.discovery.target_loss import targets_of
 from tnlib_adapters.circuits.heads.attention_knockout import losses_without_attention
-from tnlib_adapters.circuits.heads.pattern_scores import induction_targets
+from tnlib_adapters.circuits.heads.pattern_scores import attention_targets
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.reference.model import loss, run
 from tnlib_adapters.reference.weights import Branch, Weights, read_weights
@@ -26,7 +26,7 @@ def test_effects_are_those_of_patterns_without_the_targets(model: Checkpoint) ->
     found = find_induction(model, n=2, rng=3)
     tokens, repeated = repeated_segments(2, rng=np.random.default_rng(3))
     weights, seen = read_weights(model), run(model, tokens)
-    layer, targets = weights.blocks[1].branches[0].layer, induction_targets(tokens)
+    layer, targets = weights.blocks[1].branches[0].layer, attention_targets(tokens)["induction"]
     changes = []
     for k, sequence in enumerate(tokens):
         x, patterns = seen.inputs[1][k], seen.patterns[1][k].copy()
@@ -58,7 +58,7 @@ def test_heads_are_knocked_out_one_by_one(name: str, n: int, opened: Any) -> Non
     _, weights = opened(name.split()[0])
     weights = sees_later(weights) if name.endswith("not causal") else weights
     tokens = np.tile(np.random.default_rng(0).integers(2, 50, (n, 5)), (1, 2))
-    mask, blocked = np.broadcast_to(np.arange(10) > 5, tokens.shape), induction_targets(tokens)
+    mask, blocked = np.broadcast_to(np.arange(10) > 5, tokens.shape), attention_targets(tokens)["induction"]
     losses, without = losses_without_attention(weights, targets_of(weights, tokens, mask, "f"), blocked)
     assert losses[1] == pytest.approx(loss(weights, tokens[1], mask[1]))
     layers = [b.layer for block in weights.blocks for b in block.branches if hasattr(b.layer, "W_Q")]
