@@ -11,11 +11,8 @@ from tnlib_adapters.compression.calibration.quantize import check_bits
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.compressed_part import (
     compressed_weights,
-    count_matrix,
     left_dense,
-    names_of,
     plain_bytes,
-    role_of,
     stored_bytes,
 )
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
@@ -40,6 +37,7 @@ from tnlib_adapters.compression.source_model import (
     request_placement,
 )
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
+from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.process_memory import peak_memory, release_free_memory
@@ -122,8 +120,8 @@ def compress(
     limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
     # tensors that are copied are checked before any work, the others as they are read
-    compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
-    check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in compressed], progress)
+    read = {own.weight.name for own in compressed_weights(checkpoint, request.what, with_text=request.with_text)}
+    check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in read], progress)
     text = read_calibration(original, documents, progress)
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
@@ -153,12 +151,12 @@ def _report(
     """
     before, folder, what, budget = source.checkpoint, source.checkpoint.folder, request.what, request.budget
     progress, held_out, with_text = request.run.progress, [] if text is None else text.held_out, request.with_text
-    compressed, int8 = measure_on_text(source, after, what, held_out, progress) if held_out else (None, None)
+    weights = compressed_weights(before, what, with_text=with_text)
+    compressed, int8 = measure_on_text(source, after, weights, held_out, progress) if held_out else (None, None)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan)
-    names = names_of(before, what, with_text=with_text)
-    bytes_before, n_other = stored_bytes(before, what, names)
+    bytes_before, n_other = stored_bytes(before, weights)
     return Report(
         source=path_text(folder.path),
         model_type=before.wiring.model_type,
@@ -170,7 +168,7 @@ def _report(
         n_after=plan.n_after,
         n_other=n_other,
         bytes_before=bytes_before,
-        bytes_after=stored_bytes(after, what, names)[0],
+        bytes_after=stored_bytes(after, weights)[0],
         layers=layers,
         heads=heads,
         left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
@@ -180,7 +178,7 @@ def _report(
         flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),
         store=budget.store,
         what=what,
-        plain_bytes=plain_bytes(before, what, names),
+        plain_bytes=plain_bytes(weights),
         plain_measured=int8.error if int8 else None,
         average_bits=8 * plan_bytes(before, plan) / plan.n_before,
         rounded=_rounded_reports(plan),
@@ -190,18 +188,18 @@ def _report(
         curve=plan.forecast.curve(),
         calibration={} if text is None else text.summary(source.original, request.tokens),
         load=loading_code(after, request.layout),
-        matrices=[_matrix_report(before, plan, name) for name in names],
+        matrices=[_matrix_report(plan, own) for own in weights if not own.of],
         left_dense=left_dense(before, with_text=with_text) if what == "all" else {},
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
 
 
-def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
-    tied = before.wiring.is_tied(name)
-    role = "embedding and unembedding" if tied else role_of(before.wiring, name).replace("_", "-")
-    (description,) = plan.descriptions[name]
-    return MatrixReport(name, role, description.kind, count_matrix(before, name), plan.numbers[name])
+def _matrix_report(plan: Plan, weight: ModelWeight) -> MatrixReport:
+    role = weight.role.replace("_", "-") if weight.tied_key is None else "embedding and unembedding"
+    (description,) = plan.descriptions[weight.module]
+    n_after = plan.numbers[weight.module]
+    return MatrixReport(weight.module, role, description.kind, count_parameters([weight]), n_after)
 
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:

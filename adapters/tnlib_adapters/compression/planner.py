@@ -9,7 +9,7 @@ from functools import partial
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.compressed_part import count_compressed, names_of, read_weight, role_of, weight_of
+from tnlib_adapters.compression.compressed_part import compressed_weights, error_weight
 from tnlib_adapters.compression.methods.decompositions import FactorisedWeight, factorise_layer
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights, Plan
 from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
@@ -20,6 +20,7 @@ from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors.factored_matrix import rounded
+from tnlib_adapters.factors.model_weights import count_parameters
 
 
 def make_plan(
@@ -68,30 +69,30 @@ def factorise(
     The model and the method are those of a checked request. `workspace` has the memory and temporary files of the
     factors; None for the default memory, without files.
     """
-    row, wiring, workspace = TABLE[method], checkpoint.wiring, workspace or Workspace()
-    layers, names = wiring.projection_layers(what), names_of(checkpoint, what)
+    row, weights, workspace = TABLE[method], compressed_weights(checkpoint, what), workspace or Workspace()
+    modules = {own.module: own for own in weights}
     rotary, parts = has_rotary_or_norms(checkpoint), dict[str, LazyPart]()
 
     def calls() -> Iterator[Callable[[], Factorised]]:
         """Yield the calls with all arrays they need, which are read when a call is submitted."""
-        for k in layers:
-            yield partial(factorise_layer, row, checkpoint.projections(k), checkpoint.sizes, rotary=rotary)
-        for name in names:
-            applied = row if role_of(wiring, name) in row.applies_to else TABLE["matrix"]
-            yield partial(_factorise_module, applied, *read_weight(checkpoint, name))
+        for own in modules.values():
+            if own.of:
+                yield partial(factorise_layer, row, checkpoint.projections(own.group), checkpoint.sizes, rotary=rotary)
+            else:
+                applied = row if own.role in row.applies_to else TABLE["matrix"]
+                yield partial(_factorise_module, applied, own.read(), 0 if own.bias is None else own.bias.size)
 
-    made, modules = workspace.workers.map(calls()), [*(wiring.attention_modules[k] for k in layers), *names]
+    made = workspace.workers.map(calls())
     for done, module in enumerate(modules):
         progress("factorising", done, len(modules))
         parts[module] = LazyPart(next(made), workspace)
     progress("factorising", len(modules), len(modules))
-    weights = {name: weight_of(checkpoint, name) for name in names}
     return Factorisation(
         method,
         parts,
-        count_compressed(checkpoint, what, with_text=False),
+        count_parameters(weights),
         predicts_error=row.predicts_error,
-        weights=weights,
+        weights={module: error_weight(checkpoint, own) for module, own in modules.items()},
         workspace=workspace,
     )
 

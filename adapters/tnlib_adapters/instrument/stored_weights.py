@@ -24,11 +24,11 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.process_memory import WEIGHTS as IN_MEMORY
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 _ROTARY = r"rotary_emb\.inv_freq"  # stored by older versions of transformers
 Group = dict[str, Tensor]  # name of a parameter or buffer in the model -> its values

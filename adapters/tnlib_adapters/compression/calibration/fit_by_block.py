@@ -14,7 +14,7 @@ from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.compression.calibration.collect_calibration import PartsOf, collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
-from tnlib_adapters.compression.compressed_part import count_compressed
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.factorisation import Chosen, Factorisation, measure_of_text
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
@@ -23,6 +23,7 @@ from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, sample_batches
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.model_weights import count_parameters
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.block_passes import Streams
@@ -126,7 +127,7 @@ def factorise_and_fit(
     return Factorisation(
         request.method,
         parts,
-        count_compressed(checkpoint, request.what, with_text=True),
+        count_parameters(compressed_weights(checkpoint, request.what, with_text=True)),
         measure_of_text(checkpoint),
         fit=fit if n_steps else None,
         fit_output=fit_output if n_output_batches else None,

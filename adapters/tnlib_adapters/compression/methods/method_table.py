@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING = "attention", "feed_forward", "embedding", "unembedding"
+from tnlib_adapters.factors import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
+
 EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
