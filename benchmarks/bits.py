@@ -27,7 +27,7 @@ from tnlib_adapters.compression.calibration.statistics import Statistics, Statis
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
 from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors import UNEMBEDDING

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
+from tnlib._typing import Array
 from tnlib._validate import as_path
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.quantize import check_bits
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.compressed_part import (
     compressed_weights,
+    error_weight,
     left_dense,
     plain_bytes,
     stored_bytes,
@@ -19,11 +25,13 @@ from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
 from tnlib_adapters.compression.evaluate import measure_on_text, text_measures
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.gguf_file import to_gguf
-from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
-from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.methods.decompositions import FactorisedWeight, factorise_layer, has_rotary_or_norms
+from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, ModuleWeights, Plan
+from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.options import Budget, Calibration, Run
-from tnlib_adapters.compression.planner import make_plan
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport
 from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
@@ -36,7 +44,9 @@ from tnlib_adapters.compression.source_model import (
     read_calibration,
     request_placement,
 )
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
+from tnlib_adapters.factors.factored_matrix import rounded
 from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
@@ -214,3 +224,81 @@ def _rounded_reports(plan: Plan) -> list[RoundedReport]:
         n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
         reports.append(RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8))
     return reports
+
+
+def make_plan(
+    source: SourceModel,
+    request: Request,
+    text: TokenSequences | None,
+    progress: Progress,
+    workspace: Workspace | None = None,
+) -> Plan:
+    """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
+
+    `workspace` has the memory and the temporary files of the factors; None for the default memory, without files.
+    Raises `ArgumentError` if no allocation meets the request, or the text is too short.
+    """
+    workspace = workspace or Workspace()
+    if text is None:
+        factorisation = factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
+    else:
+        with_text = resolve(TABLE[request.method].factorise)
+        factorisation = replace(with_text(source, text, request, workspace), workspace=workspace)
+    plan = factorisation.plan_of(factorisation.select(request.budget), progress, is_last=True)
+    del factorisation  # and its files
+    if request.budget.width is None or request.in_bits:
+        return plan
+    return round_plan(plan, source.checkpoint.wiring, request.budget.width)
+
+
+def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
+    """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
+    matrices = StoredMatrices(plan.matrices.workspace)
+    for module, of_module in plan.matrices.items():
+        matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in of_module])
+    return replace(plan, matrices=matrices)
+
+
+def factorise(
+    checkpoint: Checkpoint,
+    method: str,
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    workspace: Workspace | None = None,
+) -> Factorisation:
+    """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
+
+    The model and the method are those of a checked request. `workspace` has the memory and temporary files of the
+    factors; None for the default memory, without files.
+    """
+    row, weights, workspace = TABLE[method], compressed_weights(checkpoint, what), workspace or Workspace()
+    modules = {own.module: own for own in weights}
+    rotary, parts = has_rotary_or_norms(checkpoint), dict[str, LazyPart]()
+
+    def calls() -> Iterator[Callable[[], Factorised]]:
+        """Yield the calls with all arrays they need, which are read when a call is submitted."""
+        for own in modules.values():
+            if own.of:
+                yield partial(factorise_layer, row, checkpoint.projections(own.group), checkpoint.sizes, rotary=rotary)
+            else:
+                applied = row if own.role in row.applies_to else TABLE["matrix"]
+                yield partial(_factorise_module, applied, own.read(), 0 if own.bias is None else own.bias.size)
+
+    made = workspace.workers.map(calls())
+    for done, module in enumerate(modules):
+        progress("factorising", done, len(modules))
+        parts[module] = LazyPart(next(made), workspace)
+    progress("factorising", len(modules), len(modules))
+    return Factorisation(
+        method,
+        parts,
+        count_parameters(weights),
+        predicts_error=row.predicts_error,
+        weights={module: error_weight(checkpoint, own) for module, own in modules.items()},
+        workspace=workspace,
+    )
+
+
+def _factorise_module(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
+    return ModuleWeights({"": FactorisedWeight(weight, resolve(method.factorise)(weight))}, n_bias)

@@ -16,8 +16,7 @@ from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
 from tnlib_adapters.compression.compressed_part import compressed_weights, stored_bytes, widest_component
 from tnlib_adapters.compression.methods.components import components_on_device, second_moments
-from tnlib_adapters.compression.methods.decompositions import factorise_layer
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.decompositions import factorise_layer, has_rotary_or_norms
 from tnlib_adapters.compression.methods.method_table import TABLE, resolve
 from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
 from tnlib_adapters.compression.options import Budget, Calibration, Run

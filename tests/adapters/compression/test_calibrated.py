@@ -23,14 +23,14 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
+from tnlib_adapters.compression.calibration.fit_by_block import (  # noqa: E402
     collect_calibration,
     fold_biases,
 )
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component  # noqa: E402
 from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
+from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402

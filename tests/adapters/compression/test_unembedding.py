@@ -18,6 +18,7 @@ from checkpoint_folders import change_config, change_tensors  # noqa: E402
 from compressed_folders import by_options, read_config  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.compress import factorise  # noqa: E402
 from tnlib_adapters.compression.compressed_part import compressed_weights, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
@@ -27,7 +28,6 @@ from tnlib_adapters.compression.methods.components import (  # noqa: E402
     rounding_loss,
     table_components,
 )
-from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import (  # noqa: E402

@@ -87,8 +87,8 @@ for _row in (
         name="heads",
         help="low-rank factors of the QK and OV operator of each head",
         unit="layer",
-        factorise=f"{_HERE}.methods.head_products:Heads",
-        rotary=f"{_HERE}.methods.head_products:ValueHeads",
+        factorise=f"{_HERE}.methods.decompositions:Heads",
+        rotary=f"{_HERE}.methods.decompositions:ValueHeads",
     ),
     Method(
         name="matrix",
