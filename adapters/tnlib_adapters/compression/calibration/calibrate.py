@@ -12,14 +12,12 @@ import numpy as np
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
 from tnlib_adapters.compression.calibration.fit_by_block import (
-    PASSES,
     ChosenWeights,
     ReadWeight,
     WeightGroup,
     factorise_and_fit,
 )
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
@@ -157,10 +155,8 @@ def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
-    weights = compressed_weights(source.checkpoint, request.what, with_text=True) if PASSES[request.effort] else []
-    not_fitted = {own.module: _NOT_FITTED for own in weights if own.role == UNEMBEDDING or own.tied_key}
     parts_of = partial(calibrated_parts, request.run.device)
-    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, not_fitted)
+    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, _NOT_FITTED)
 
 
 def fit_factors(

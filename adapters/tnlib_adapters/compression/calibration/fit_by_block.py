@@ -18,18 +18,20 @@ from tnlib_adapters.compression.calibration.statistics import Statistics, Statis
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
 from tnlib_adapters.compression.methods.factorisation import (
+    COSINE,
+    DIVERGENCE,
     Chosen,
     Factorisation,
     Factorised,
     ModuleWeights,
     WeightOptions,
-    measure_of_text,
 )
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
+from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight, count_parameters
@@ -103,13 +105,14 @@ def factorise_and_fit(
     workspace: Workspace | None,
     parts_of: PartsOf,
     fit_chosen: FitChosen,
-    weights: Mapping[str, int] | None = None,
+    not_fitted: int = 1,
 ) -> Factorisation:
     """Factorise the weights of a request by the statistics of a text; the chosen forms are fitted on it.
 
-    `parts_of` factorises the weights of a group, `fit_chosen` fits the chosen ones; `weights` are those of
-    `Factorisation`. There is no fit with effort "low". Raises `ArgumentError` if the text is too short, or the folder
-    of the run belongs to another model, text or choice of weights.
+    `parts_of` factorises the weights of a group, `fit_chosen` fits the chosen ones; the losses of weights that make the
+    predictions, and are not fitted, count `not_fitted` times beside a fit. There is none with effort "low". Raises
+    `ArgumentError` if the text is too short, or the folder of the run belongs to another model, text or choice of
+    weights.
     """
     checkpoint, model = source.checkpoint, source.original
     batches = model.batches(text)
@@ -130,36 +133,31 @@ def factorise_and_fit(
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        with_vectors = request.what in ("all", "linear")
-        return fit_scales(
-            model, streams_of(), chosen, n_output_batches, request.run.progress, with_vectors=with_vectors
-        )
+        from tnlib_adapters.instrument.output_fit import fit_to_output
 
+        without_values = {
+            name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
+        }
+        show = partial(request.run.progress, "fitting scales to the output")
+        with_vectors = request.what in ("all", "linear")
+        fitted, vectors = fit_to_output(
+            model, streams_of(), without_values, n_output_batches, show, with_vectors=with_vectors
+        )
+        whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
+        return whole, vectors
+
+    weights = compressed_weights(checkpoint, request.what, with_text=True)
+    predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
     return Factorisation(
         request.method,
         parts,
-        count_parameters(compressed_weights(checkpoint, request.what, with_text=True)),
-        measure_of_text(checkpoint),
+        count_parameters(weights),
+        COSINE if checkpoint.wiring.unembedding is None else DIVERGENCE,
         fit=fit if n_steps else None,
         fit_output=fit_output if n_output_batches else None,
-        weights=weights or {},
+        weights=dict.fromkeys(predicting, not_fitted) if n_steps else {},
         in_bits=request.in_bits,
     )
-
-
-def fit_scales(
-    model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, progress: Progress, *, with_vectors: bool
-) -> tuple[Chosen, Mapping[str, Array]]:
-    """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
-    from tnlib_adapters.instrument.output_fit import fit_to_output
-
-    without_values = {
-        name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
-    }
-    show = partial(progress, "fitting scales to the output")
-    fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
-    whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
-    return whole, vectors
 
 
 def fit_blocks(
