@@ -237,7 +237,8 @@ class Heads:
             _product_svds([_factors(projections, pair, group, sizes) for group in range(sizes.kv_heads)])
             for pair in pairs
         ]
-        self.curves = [_curve(operator) for operators in self._operators for operator in operators]
+        every = (operator for operators in self._operators for operator in operators)
+        self.curves = [Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), _lost(s)) for u, s, vh in every]
         self.fixed = projections.biases["o"].size if "o" in projections.biases else 0
         self._dtype = projections.weights["q"].dtype
 
@@ -311,11 +312,6 @@ def _with_bias(projections: Projections, name: str, columns: slice) -> Array:
     bias = projections.biases.get(name)
     part = weight[:, columns]
     return part if bias is None else np.concatenate([part, bias[None, columns]])
-
-
-def _curve(operator: _SVD) -> Curve:
-    u, s, vh = operator
-    return Curve(np.arange(len(s) + 1) * (len(u) + vh.shape[1]), _lost(s))
 
 
 def has_rotary_or_norms(checkpoint: Checkpoint) -> bool:
