@@ -136,7 +136,7 @@ def compress(
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
         workspace.workers = Workers.of(run.executor)
-        plan = make_plan(original, request, None if text is None else text.sequences, progress, workspace)
+        plan = make_plan(original, request, None if text is None else text.sequences, workspace)
         release_free_memory()  # what the factorisation took, before a second model is in memory
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
@@ -226,19 +226,13 @@ def _rounded_reports(plan: Plan) -> list[RoundedReport]:
     return reports
 
 
-def make_plan(
-    source: SourceModel,
-    request: Request,
-    text: TokenSequences | None,
-    progress: Progress,
-    workspace: Workspace | None = None,
-) -> Plan:
+def make_plan(source: SourceModel, request: Request, text: TokenSequences | None, workspace: Workspace) -> Plan:
     """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
 
-    `workspace` has the memory and the temporary files of the factors; None for the default memory, without files.
-    Raises `ArgumentError` if no allocation meets the request, or the text is too short.
+    `workspace` has the memory and the temporary files of the factors. Raises `ArgumentError` if no allocation meets the
+    request, or the text is too short.
     """
-    workspace = workspace or Workspace()
+    progress = request.run.progress
     if text is None:
         factorisation = factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
     else:

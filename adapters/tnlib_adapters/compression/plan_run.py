@@ -14,7 +14,7 @@ import numpy as np
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
-from tnlib_adapters.compression.compressed_part import compressed_weights, stored_bytes, widest_component
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import components_on_device, second_moments
 from tnlib_adapters.compression.methods.decompositions import factorise_layer, has_rotary_or_norms
 from tnlib_adapters.compression.methods.method_table import TABLE, resolve
@@ -32,7 +32,7 @@ from tnlib_adapters.compression.source_model import (
     request_placement,
 )
 from tnlib_adapters.compression.text import check_tokens, sample_batches
-from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters
+from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters, n_bytes, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,9 +150,7 @@ def plan(
     checkpoint, documents = open_source(request, source)
     check_bits(request, checkpoint)
     weights = compressed_weights(checkpoint, request.what, with_text=request.with_text)
-    by_role, _ = stored_bytes(checkpoint, weights)
-    n_bytes = sum(by_role.values())
-    bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
+    all_bytes, bytes_before = n_bytes(checkpoint.folder.tensors.values()), n_bytes(tensors_of(weights).values())
     n_before = count_parameters(weights)
     limits = limits_of(checkpoint, request)
     memory = int(1.02 * least_memory(checkpoint, request))  # that of the process differs a little in each run
@@ -165,10 +163,10 @@ def plan(
         model_type=checkpoint.wiring.model_type,
         method=request.method,
         n_parameters=sum(info.size for info in checkpoint.folder.tensors.values()),
-        n_bytes=n_bytes,
+        n_bytes=all_bytes,
         n_before=n_before,
         bytes_before=bytes_before,
-        bytes_after=_bytes_after(request, n_bytes, n_before, bytes_before),
+        bytes_after=_bytes_after(request, all_bytes, n_before, bytes_before),
         n_blocks=checkpoint.n_layers,
         tokens=tokens,
         memory=memory,
@@ -176,11 +174,11 @@ def plan(
     )
 
 
-def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: int) -> int | None:
+def _bytes_after(request: Request, all_bytes: int, n_before: int, bytes_before: int) -> int | None:
     """Return the bytes of all weights that are written, at most; None if they follow from an error."""
-    other, budget = n_bytes - bytes_before, request.budget
+    other, budget = all_bytes - bytes_before, request.budget
     if request.layout == "dense":
-        return n_bytes
+        return all_bytes
     if budget.bits is not None:
         return other + int(budget.bits * n_before / 8)
     if budget.keep is None and budget.width is None:

@@ -168,11 +168,14 @@ def _new_dense(
     first = weights[0]
 
     def make() -> dict[str, Array]:
-        expanded = expand(matrices(), checkpoint.sizes)
+        # without a name for the products, which would stay in memory beside the tensors that are made from them
         if first.of:
-            dense = put_together(checkpoint.wiring.layers[first.group].attention, expanded)
+            attention = checkpoint.wiring.layers[first.group].attention
+            dense = put_together(attention, expand(matrices(), checkpoint.sizes))
         else:
-            dense = {first.weight.name: np.ascontiguousarray(first.linear.on_rows(expanded.weights[first.module]))}
+            on_rows = first.linear.on_rows(expand(matrices(), checkpoint.sizes).weights[first.module])
+            dense = {first.weight.name: np.ascontiguousarray(on_rows)}
+            del on_rows
         return {name: encode_in_range(name, dense[name], dtype) for name in replaced}
 
     return {name: (dtype, info.shape) for name, info in replaced.items()}, make

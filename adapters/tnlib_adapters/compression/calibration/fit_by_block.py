@@ -226,12 +226,12 @@ class WeightGroup(NamedTuple):
 
 def read_group(checkpoint: Checkpoint, weights: Sequence[ModelWeight], statistics: Statistics) -> Iterator[WeightGroup]:
     """Read the weights of a group; tables, which are large, one after the other."""
-    if weights[0].group == OUTSIDE:
+    if any(own.group == OUTSIDE for own in weights):
         for own in weights:
             yield WeightGroup([ReadWeight(own, own.read(), None)], statistics.of_keys(own.keys))
         return
     projections = Projections({}, {})
-    if weights[0].of:
+    if any(own.of for own in weights):
         read, keys = checkpoint.projections(weights[0].group), not has_rotary_or_norms(checkpoint)
         projections = fold_biases(read, checkpoint.sizes, keys=keys)
     values = ((own, projections.weights[own.of] if own.of else own.read()) for own in weights)
@@ -323,6 +323,7 @@ def collect_calibration(
     read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected()))
     for made in workspace.workers.map(map(partial(partial, parts_of), read)):
         parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
+        del made  # before the next group is read
     return {own.module: parts[own.module] for own in weights}
 
 
