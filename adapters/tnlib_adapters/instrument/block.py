@@ -73,8 +73,8 @@ class Block:
 
         Modules of which not all projections are given keep their parameters.
         """
-        wired, given = self.model.wiring.layers[self.k].attention, weights.weights
-        linears = {letters: linear for letters, linear in wired.projections.items() if set(letters) <= given.keys()}
+        wired, by_name = self.model.wiring.layers[self.k].attention, weights.weights
+        linears = {letters: linear for letters, linear in wired.projections.items() if set(letters) <= by_name.keys()}
         attention = replace(wired, projections=linears)
         joined = join_modules(attention, weights, lambda parts, leg: torch.cat([*parts], leg))
         names = {linear.module: self._name(self._module(letters[0])) for letters, linear in linears.items()}
@@ -82,9 +82,9 @@ class Block:
         for stored, values in joined.items():
             module, _, kind = stored.rpartition(".")
             parameters[f"{names[module]}.{kind}"] = values
-        for name in (name for name in given if name not in NAMES):
+        for name in (name for name in by_name if name not in NAMES):
             matrix = self.model.wiring.matrices[name]
-            parameters[f"{self._name(self._module(name))}.weight"] = matrix.on_rows(given[name])
+            parameters[f"{self._name(self._module(name))}.weight"] = matrix.on_rows(by_name[name])
         return parameters
 
     def _maps(self, products: Products) -> Iterator[tuple[str, FactoredMap]]:
