@@ -24,12 +24,14 @@ import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
-from tnlib_adapters.compression.compressed_part import names_of, read_weight
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
 from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.compression.text import sample_batches
+from tnlib_adapters.factors import UNEMBEDDING
+from tnlib_adapters.factors.model_weights import ModelWeight, biases_of, count_parameters, n_bytes
 from tnlib_adapters.factors.projections import NAMES
 from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_matrix, open_running
@@ -83,11 +85,10 @@ def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch]) -> 
     """Return the statistics of the batches in memory."""
     kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
 
-    def keep(_: int, statistics: Statistics) -> None:
+    passes = StatisticsPasses(model, uses, batches, Streams.temporary(batches, model.sizes.d_model), quiet)
+    for _, statistics in passes.run():
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
             part.update(arrays)
-
-    StatisticsPasses(model, uses, batches, Streams.temporary(batches, model.sizes.d_model), quiet).run(keep)
     return Statistics(*kept)
 
 
@@ -99,21 +100,15 @@ class Subject:
         self.checkpoint = open_checkpoint(source)
         self._original, self._changed = open_running(source), open_running(source)
         self._references = [Reference(self._original, test) for test in tests]
-        self._names = names_of(self.checkpoint, what, with_text=True)
-        tensors, wiring = self.checkpoint.folder.tensors, self.checkpoint.wiring
-        linears = [
-            linear for k in wiring.projection_layers(what) for linear in wiring.layers[k].attention.projections.values()
-        ]
-        linears += [wiring.matrices[name] for name in self._names]
-        biases = [tensors[linear.bias] for linear in linears if linear.bias in tensors]
-        self.bias_bits = 8 * sum(info.end - info.begin for info in biases)
-        self.n_before = sum(tensors[linear.weight].size for linear in linears) + sum(info.size for info in biases)
+        self._weights = compressed_weights(self.checkpoint, what, with_text=True)
+        self.bias_bits = 8 * n_bytes(biases_of(self._weights).values())
+        self.n_before = count_parameters(self._weights)
 
     def parts(self, text: str) -> Parts:
         """Return the weights with the statistics of a calibration text."""
         model = self._original
         batches = sample_batches(model.batches(text), _TOKENS)
-        uses = find_uses(model, self._names)
+        uses = find_uses(model, self._weights)
         collected = collect(model, uses, batches)
         sums, squares = dict[str, Array](), dict[str, Array]()
         for batch in batches:
@@ -138,21 +133,21 @@ class Subject:
                 with_bias = np.vstack([weight, biases.get(name, np.zeros(weight.shape[1]))])
                 outputs = None if name == "o" else with_bias.T @ reads[of] @ with_bias
                 parts.append(Part(key, weight.astype(np.float64), *statistics, folded, outputs=outputs, layer=k))
-        parts += [self._part(name, reads, magnitudes, slopes) for name in self._names]
+        parts += [self._part(own, reads, magnitudes, slopes) for own in self._weights if not own.of]
         return Parts(parts, self.checkpoint.sizes, has_rotary_or_norms(self.checkpoint))
 
-    def _part(self, name: str, reads: dict[str, Array], magnitudes: dict[str, Array], slopes: dict[str, Array]) -> Part:
-        """Return a weight outside the attention."""
-        wiring, weight = self.checkpoint.wiring, read_weight(self.checkpoint, name)[0].astype(np.float64)
-        if wiring.is_unembedding(name):
+    def _part(
+        self, own: ModelWeight, reads: dict[str, Array], magnitudes: dict[str, Array], slopes: dict[str, Array]
+    ) -> Part:
+        """Return a weight that is no projection."""
+        name, weight = own.module, own.read().astype(np.float64)
+        if own.role == UNEMBEDDING:
             uses = [(slopes[name], reads[name])]
             return Part(name, weight, reads[name], magnitudes[name], None, factors=lambda: _of_table(weight.T, uses))
-        if not wiring.is_embedding(name):
-            folded = name.rpartition(".")[2] in FOLDED.get(wiring.model_type, ())
-            layers = [[matrix.name for matrix in layer.feed_forward_matrices] for layer in wiring.layers]
-            k = next(k for k, names in enumerate(layers) if name in names)
-            return Part(name, weight, reads[name], magnitudes[name], slopes[name], folded, layer=k)
-        tied, width = wiring.tied_key, weight.shape[1]
+        if not own.is_table:
+            folded = name.rpartition(".")[2] in FOLDED.get(self.checkpoint.wiring.model_type, ())
+            return Part(name, weight, reads[name], magnitudes[name], slopes[name], folded, layer=own.group)
+        tied, width = own.tied_key, weight.shape[1]
         if tied is None:
             by_output = np.eye(width), np.ones(width), None, False
             return Part(name, weight.T, *by_output, lambda: two_sided(weight.T, slopes[name], reads[name]))

@@ -90,12 +90,13 @@ def without_fit() -> Run:
         import torch
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of
-        from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-        from tnlib_adapters.compression.compressed_part import count_attention
+        from tnlib_adapters.compression.calibration.fit_by_block import collect_calibration
+        from tnlib_adapters.compression.compressed_part import compressed_weights
         from tnlib_adapters.compression.evaluate import Reference
         from tnlib_adapters.compression.methods.factorisation import Factorisation
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
+        from tnlib_adapters.factors.model_weights import count_parameters
         from tnlib_adapters.factors.projections import put_together
         from tnlib_adapters.instrument.running_model import open_running
 
@@ -103,7 +104,7 @@ def without_fit() -> Run:
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
         parts = collect_calibration(checkpoint, model, batches, functools.partial(calibrated_parts, "cpu"), request)
-        found = Factorisation("calibrated", parts, sum(count_attention(checkpoint)))
+        found = Factorisation("calibrated", parts, count_parameters(compressed_weights(checkpoint, "attention")))
         options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
         weights = [(part.load().weights, options[module]) for module, part in parts.items()]
         for k, (own, choice) in enumerate(weights):

@@ -24,7 +24,7 @@ from scipy.linalg import block_diag
 from tnlib_adapters import Attention, Budget, Calibration, Checkpoint, Run
 from tnlib_adapters.checkpoints.modified import wide
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import names_of
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import rounding_loss
 from tnlib_adapters.compression.text import sample_batches
@@ -135,7 +135,7 @@ def expected() -> None:
     original, tokenizer = smollm2_and_tokenizer()
     checkpoint = tnlib_adapters.fold(original).checkpoint
     model = open_running(checkpoint, max_tokens=WINDOW)
-    uses = find_uses(model, names_of(checkpoint, "mlp", with_text=True))
+    uses = find_uses(model, compressed_weights(checkpoint, "linear"))
     text = text_of_language_models(tokenizer)
     statistics = collect(model, uses, sample_batches(model.batches(text), TOKENS))
     rotation = gauge_choice.incoherent_rotation(checkpoint.sizes.d_model, np.random.default_rng(0))

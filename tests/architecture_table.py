@@ -29,8 +29,8 @@ from tnlib_adapters import (
     rotate,
     save_checkpoint,
 )
+from tnlib_adapters.compression.compress import factorise
 from tnlib_adapters.compression.methods.method_table import METHODS
-from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.compression.write import write_checkpoint
 from tnlib_adapters.reference.model import run
 from tnlib_adapters.transformers_plugin import FactoredLinear

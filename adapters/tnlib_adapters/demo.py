@@ -19,13 +19,14 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.checkpoints.modified import wide, with_tensors
 from tnlib_adapters.checkpoints.weight_stacks import embedding
 from tnlib_adapters.compression.compress import compress
-from tnlib_adapters.compression.compressed_part import attention_tensors
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.options import Budget
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import PAGE as REPORT_PAGE
 from tnlib_adapters.data import builtin_path
 from tnlib_adapters.data.repeats import repeated_segments
 from tnlib_adapters.factors.integers import GROUP, IntegerFormat
+from tnlib_adapters.factors.model_weights import tensors_of
 from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import path_text
@@ -92,7 +93,7 @@ def _values(checkpoint: Checkpoint, name: str, form: IntegerFormat) -> Array:
 
 
 def _attention(checkpoint: Checkpoint) -> list[TensorInfo]:
-    return [info for layer in range(checkpoint.n_layers) for info in attention_tensors(checkpoint, layer)]
+    return list(tensors_of(compressed_weights(checkpoint, "attention")).values())
 
 
 def _measured(label: str, n_bytes: int, before: Checkpoint, after: Checkpoint) -> SizeAndLoss:

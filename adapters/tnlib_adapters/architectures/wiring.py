@@ -359,10 +359,6 @@ class Wiring:
             for module, layer in zip(self.attention_modules, self.layers, strict=True)
         ]
 
-    def projection_layers(self, what: str) -> list[int]:
-        """Return the layers whose projections a compression of `what` factorises: none on latent vectors."""
-        return [k for k, layer in enumerate(self.layers) if layer.attention.latent is None and what != "mlp"]
-
     @property
     def is_attention_only(self) -> bool:
         """True of a model without norms and feed-forward layers."""
@@ -388,10 +384,6 @@ class Wiring:
         A loaded model may name it otherwise than its file: "lm_head" and "embed_out" of GPT-NeoX.
         """
         return name in self.architecture.unembed and not self.is_embedding(name)
-
-    def is_tied(self, name: str) -> bool:
-        """Test if the module of this name is the embedding, and its matrix makes the predictions as well."""
-        return self.is_embedding(name) and self.tied_key is not None
 
     def matrix(self, name: str) -> Linear:
         """Return a matrix outside attention and experts, by its name in a file or in a loaded model."""

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
+from tnlib._typing import Array
 from tnlib._validate import as_path
+from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.quantize import check_bits
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder
 from tnlib_adapters.compression.compressed_part import (
     compressed_weights,
-    count_matrix,
+    error_weight,
     left_dense,
-    names_of,
     plain_bytes,
-    role_of,
     stored_bytes,
 )
 from tnlib_adapters.compression.engine_layouts import GGUF, GGUF_FILE
 from tnlib_adapters.compression.evaluate import measure_on_text, text_measures
 from tnlib_adapters.compression.executor import Workers
 from tnlib_adapters.compression.gguf_file import to_gguf
-from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
-from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.methods.decompositions import FactorisedWeight, factorise_layer, has_rotary_or_norms
+from tnlib_adapters.compression.methods.factorisation import RELATIVE, Factorisation, Factorised, ModuleWeights, Plan
+from tnlib_adapters.compression.methods.method_table import TABLE, Method, resolve
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredMatrices, Workspace
 from tnlib_adapters.compression.operator_errors import compare_attention, compare_modules, root_mean_square
 from tnlib_adapters.compression.options import Budget, Calibration, Run
-from tnlib_adapters.compression.planner import make_plan
+from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.report import MatrixReport, Report, RoundedReport
 from tnlib_adapters.compression.report_page import write_report
 from tnlib_adapters.compression.request import PAGE, REPORT, Request
@@ -39,7 +44,10 @@ from tnlib_adapters.compression.source_model import (
     read_calibration,
     request_placement,
 )
+from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
+from tnlib_adapters.factors.factored_matrix import rounded
+from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters
 from tnlib_adapters.files.atomic_folder import check_target, scratch_folder, whole_folder
 from tnlib_adapters.files.folder import other_files, path_text
 from tnlib_adapters.files.process_memory import peak_memory, release_free_memory
@@ -127,13 +135,13 @@ def compress(
     limits = limits_of(checkpoint, request)
     original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
     # tensors that are copied are checked before any work, the others as they are read
-    compressed = compressed_weights(checkpoint, request.what, with_text=request.with_text)
-    check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in compressed], progress)
+    read = {own.weight.name for own in compressed_weights(checkpoint, request.what, with_text=request.with_text)}
+    check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in read], progress)
     text = read_calibration(original, documents, progress)
     with scratch_folder(target) as scratch:
         workspace = Workspace(limits.cache, scratch)
         workspace.workers = Workers.of(run.executor)
-        plan = make_plan(original, request, None if text is None else text.sequences, progress, workspace)
+        plan = make_plan(original, request, None if text is None else text.sequences, workspace)
         release_free_memory()  # what the factorisation took, before a second model is in memory
         with whole_folder(target) as partial:
             for step in write_checkpoint(checkpoint, plan, layout, partial):
@@ -158,12 +166,12 @@ def _report(
     """
     before, folder, what, budget = source.checkpoint, source.checkpoint.folder, request.what, request.budget
     progress, held_out, with_text = request.run.progress, [] if text is None else text.held_out, request.with_text
-    compressed, int8 = measure_on_text(source, after, what, held_out, progress) if held_out else (None, None)
+    weights = compressed_weights(before, what, with_text=with_text)
+    compressed, int8 = measure_on_text(source, after, weights, held_out, progress) if held_out else (None, None)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan)
-    names = names_of(before, what, with_text=with_text)
-    bytes_before, n_other = stored_bytes(before, what, names)
+    bytes_before, n_other = stored_bytes(before, weights)
     return Report(
         source=path_text(folder.path),
         model_type=before.wiring.model_type,
@@ -175,7 +183,7 @@ def _report(
         n_after=plan.n_after,
         n_other=n_other,
         bytes_before=bytes_before,
-        bytes_after=stored_bytes(after, what, names)[0],
+        bytes_after=stored_bytes(after, weights)[0],
         layers=layers,
         heads=heads,
         left_out=[path_text(path.relative_to(folder.path)) for path in other_files(folder, (REPORT, PAGE))[1]],
@@ -185,7 +193,7 @@ def _report(
         flops=dict(zip(("before", "after"), plan.flops or (), strict=False)),
         store=budget.store,
         what=what,
-        plain_bytes=plain_bytes(before, what, names),
+        plain_bytes=plain_bytes(weights),
         plain_measured=int8.error if int8 else None,
         average_bits=8 * plan_bytes(before, plan) / plan.n_before,
         rounded=_rounded_reports(plan),
@@ -195,18 +203,18 @@ def _report(
         curve=plan.forecast.curve(),
         calibration={} if text is None else text.summary(source.original, request.tokens),
         load=loading_code(after, request.layout),
-        matrices=[_matrix_report(before, plan, name) for name in names],
+        matrices=[_matrix_report(plan, own) for own in weights if not own.of],
         left_dense=left_dense(before, with_text=with_text) if what == "all" else {},
         seconds=time.perf_counter() - started,
         peak_memory=peak_memory(),
     )
 
 
-def _matrix_report(before: Checkpoint, plan: Plan, name: str) -> MatrixReport:
-    tied = before.wiring.is_tied(name)
-    role = "embedding and unembedding" if tied else role_of(before.wiring, name).replace("_", "-")
-    (description,) = plan.descriptions[name]
-    return MatrixReport(name, role, description.kind, count_matrix(before, name), plan.numbers[name])
+def _matrix_report(plan: Plan, weight: ModelWeight) -> MatrixReport:
+    role = weight.role.replace("_", "-") if weight.tied_key is None else "embedding and unembedding"
+    (description,) = plan.descriptions[weight.module]
+    n_after = plan.numbers[weight.module]
+    return MatrixReport(weight.module, role, description.kind, count_parameters([weight]), n_after)
 
 
 def _rounded_reports(plan: Plan) -> list[RoundedReport]:
@@ -221,3 +229,75 @@ def _rounded_reports(plan: Plan) -> list[RoundedReport]:
         n_bits = sum(form.n_bits(shapes[part]) for part, form in formats.items())
         reports.append(RoundedReport(description.module, description.of, form.bits, rank, form.group, n_bits // 8))
     return reports
+
+
+def make_plan(source: SourceModel, request: Request, text: TokenSequences | None, workspace: Workspace) -> Plan:
+    """Return the factors for a request, chosen by the calibration text if there is one, and rounded if requested.
+
+    `workspace` has the memory and the temporary files of the factors. Raises `ArgumentError` if no allocation meets the
+    request, or the text is too short.
+    """
+    progress = request.run.progress
+    if text is None:
+        factorisation = factorise(source.checkpoint, request.method, progress, what=request.what, workspace=workspace)
+    else:
+        with_text = resolve(TABLE[request.method].factorise)
+        factorisation = replace(with_text(source, text, request, workspace), workspace=workspace)
+    plan = factorisation.plan_of(factorisation.select(request.budget), progress, is_last=True)
+    del factorisation  # and its files
+    if request.budget.width is None or request.in_bits:
+        return plan
+    return round_plan(plan, source.checkpoint.wiring, request.budget.width)
+
+
+def round_plan(plan: Plan, wiring: Wiring, bits: int) -> Plan:
+    """Return a plan with all factors rounded to the nearest integers of `bits` bits."""
+    matrices = StoredMatrices(plan.matrices.workspace)
+    for module, of_module in plan.matrices.items():
+        matrices.add(module, [rounded(matrix, bits, by_row=wiring.is_embedding(module)) for matrix in of_module])
+    return replace(plan, matrices=matrices)
+
+
+def factorise(
+    checkpoint: Checkpoint,
+    method: str,
+    progress: Progress = quiet,
+    *,
+    what: str = "attention",
+    workspace: Workspace | None = None,
+) -> Factorisation:
+    """Factorise the weights of a checkpoint by a method of `METHODS`, or by "matrix" where it does not apply.
+
+    The model and the method are those of a checked request. `workspace` has the memory and temporary files of the
+    factors; None for the default memory, without files.
+    """
+    row, weights, workspace = TABLE[method], compressed_weights(checkpoint, what), workspace or Workspace()
+    modules = {own.module: own for own in weights}
+    rotary, parts = has_rotary_or_norms(checkpoint), dict[str, LazyPart]()
+
+    def calls() -> Iterator[Callable[[], Factorised]]:
+        """Yield the calls with all arrays they need, which are read when a call is submitted."""
+        for own in modules.values():
+            if own.of:
+                yield partial(factorise_layer, row, checkpoint.projections(own.group), checkpoint.sizes, rotary=rotary)
+            else:
+                applied = row if own.role in row.applies_to else TABLE["matrix"]
+                yield partial(_factorise_module, applied, own.read(), 0 if own.bias is None else own.bias.size)
+
+    made = workspace.workers.map(calls())
+    for done, module in enumerate(modules):
+        progress("factorising", done, len(modules))
+        parts[module] = LazyPart(next(made), workspace)
+    progress("factorising", len(modules), len(modules))
+    return Factorisation(
+        method,
+        parts,
+        count_parameters(weights),
+        predicts_error=row.predicts_error,
+        weights={module: error_weight(checkpoint, own) for module, own in modules.items()},
+        workspace=workspace,
+    )
+
+
+def _factorise_module(method: Method, weight: Array, n_bias: int) -> ModuleWeights:
+    return ModuleWeights({"": FactorisedWeight(weight, resolve(method.factorise)(weight))}, n_bias)

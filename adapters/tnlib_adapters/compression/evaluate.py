@@ -13,13 +13,13 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from tnlib_adapters.compression.compressed_part import linears_of, names_of
 from tnlib_adapters.compression.methods.factorisation import Forecast
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, read_documents
 from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.rounding import round_to_nearest
 
 if TYPE_CHECKING:
@@ -204,15 +204,12 @@ def _losses(before: Tensor, after: Tensor, next_ids: Tensor) -> Tensor:
     return torch.stack([*losses, (logs[0].exp() * (logs[0] - logs[1])).sum(-1)]).cpu()
 
 
-def round_weights(model: RunningModel, what: str = "attention", modules: Sequence[str] = ()) -> RunningModel:
-    """Return a copy of a model with the compressed part rounded to plain int8: one scale per output.
-
-    Parameters `what` and `modules` are those of `plain_bytes`.
-    """
+def round_weights(model: RunningModel, weights: Sequence[ModelWeight]) -> RunningModel:
+    """Return a copy of a model with these weights rounded to plain int8: one scale per output."""
     import torch
 
     source = cast("StoredWeights", model.weights).source
-    linears = {linear.weight: linear for linear in linears_of(source.checkpoint.wiring, what, modules)}
+    linears = {own.linear.weight: own.linear for own in weights}
 
     def in_int8(_: int, values: Group) -> Group:
         changed = dict(values)
@@ -227,12 +224,12 @@ def round_weights(model: RunningModel, what: str = "attention", modules: Sequenc
 
 
 def measure_on_text(
-    source: SourceModel, after: Checkpoint, what: str, text: TokenSequences, progress: Progress
+    source: SourceModel, after: Checkpoint, weights: Sequence[ModelWeight], text: TokenSequences, progress: Progress
 ) -> tuple[Evaluation, Evaluation]:
-    """Compare the compressed checkpoint, and the source with the compressed part in plain int8, with the source."""
-    reference, modules = Reference(source.original, text), names_of(source.checkpoint, what, with_text=True)
+    """Compare the compressed checkpoint, and the source with these weights in plain int8, with the source."""
+    reference = Reference(source.original, text)
     compressed = reference.compare(source.open(after.folder.path), progress)
-    return compressed, reference.compare(round_weights(source.original, what, modules), progress)
+    return compressed, reference.compare(round_weights(source.original, weights), progress)
 
 
 def text_measures(compressed: Evaluation, forecast: Forecast) -> dict[str, float]:

@@ -55,9 +55,8 @@ class Workers:
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
         """Start a call."""
-        with _loss_in_one_sentence(
-            OSError
-        ):  # of the pool, whose pipes are closed: errors of the call are in the future
+        # OSError is of the pool, whose pipes are closed: errors of the call are in the future
+        with _loss_in_one_sentence(OSError):
             return self.executor.submit(call)
 
     def result(self, future: Future[R]) -> R:

@@ -14,12 +14,13 @@ from tnlib.linalg.thin_svd import product_svd
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import per_head
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.compressed_part import count_attention, weight_of
+from tnlib_adapters.compression.compressed_part import compressed_weights, error_weight
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report import HeadReport, LayerReport
 from tnlib_adapters.compression.write import is_rewritten
 from tnlib_adapters.factors.factored_matrix import Description
+from tnlib_adapters.factors.model_weights import count_parameters, weights_of
 from tnlib_adapters.factors.projections import Projections, Sizes
 
 _NO_BIASES: dict[str, Any] = dict.fromkeys(("b_Q", "b_K", "b_V", "b_O"))
@@ -60,12 +61,14 @@ def compare_attention(
     before: Checkpoint, after: Checkpoint, plan: Plan, progress: Progress
 ) -> tuple[list[LayerReport], list[HeadReport], list[float]]:
     """Return the reports of layers and heads, and the squared relative errors of the blocks of attention."""
-    layers, heads, squares, numbers = [], [], list[float](), count_attention(before)
+    layers, heads, squares = [], [], list[float]()
+    weights = compressed_weights(before, "attention")
     for layer, module in enumerate(before.wiring.attention_modules):
         progress("measuring errors", layer, before.n_layers)
         described = plan.descriptions.get(module, ())
-        single = [matrix.name for matrix in before.wiring.layers[layer].latent_matrices]
-        is_compressed = bool(described) or any(name in plan.descriptions for name in single)
+        of_layer = [own for own in weights if own.group == layer]
+        modules, n_before = {own.module for own in of_layer}, count_parameters(of_layer)
+        is_compressed = any(name in plan.descriptions for name in modules)
         # scale, rotary embeddings, head norms and attention that is not compressed are copied: equal in OUT
         old = (before if is_compressed else after).projections(layer)
         compressed = after.attention(layer)
@@ -74,8 +77,8 @@ def compare_attention(
         if plan.forecast.measure == RELATIVE:
             squares += _squared_errors(reports, old, after.projections(layer), described, before.sizes)
         worst = max(max(head.qk_error, head.ov_error) for head in reports)
-        n_after = sum(plan.numbers.get(name, 0) for name in (module, *single)) if is_compressed else numbers[layer]
-        layers.append(LayerReport(layer, qk, ov, worst, numbers[layer], n_after))
+        n_after = sum(plan.numbers.get(name, 0) for name in modules) if is_compressed else n_before
+        layers.append(LayerReport(layer, qk, ov, worst, n_before, n_after))
         heads += reports
     progress("measuring errors", before.n_layers, before.n_layers)
     return layers, heads, squares
@@ -118,16 +121,14 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
 
     An error is repeated as often as it counts.
     """
-    squares, layers = [], before.wiring.attention_modules
-    for module, described in plan.descriptions.items():
-        if module in layers:
-            continue
-        if not any(is_rewritten(description) for description in described):
-            squares += [0.0] * weight_of(before, module)
-            continue
-        # the compressed weight first: multiplied out in double precision, it takes the most memory
-        compressed, original = ({module: checkpoint.read(f"{module}.weight")} for checkpoint in (after, before))
-        squares += [_of_weights(original, compressed, [module])] * weight_of(before, module)
+    squares = []
+    for own in (own for own in weights_of(before.wiring, before.folder.tensors) if not own.of):
+        if any(map(is_rewritten, plan.descriptions.get(own.module, ()))):
+            # the compressed weight first: multiplied out in double precision, it takes the most memory
+            new, old = ({"": checkpoint.read(f"{own.module}.weight")} for checkpoint in (after, before))
+            squares += [_of_weights(old, new, [""])] * error_weight(before, own)
+        elif own.module in plan.descriptions:
+            squares += [0.0] * error_weight(before, own)
     return squares
 
 

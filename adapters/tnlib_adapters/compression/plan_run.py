@@ -14,15 +14,9 @@ import numpy as np
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
-from tnlib_adapters.compression.compressed_part import (
-    count_compressed,
-    names_of,
-    stored_bytes,
-    widest_component,
-)
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import components_on_device, second_moments
-from tnlib_adapters.compression.methods.decompositions import factorise_layer
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms
+from tnlib_adapters.compression.methods.decompositions import factorise_layer, has_rotary_or_norms
 from tnlib_adapters.compression.methods.method_table import TABLE, resolve
 from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
 from tnlib_adapters.compression.options import Budget, Calibration, Run
@@ -38,6 +32,7 @@ from tnlib_adapters.compression.source_model import (
     request_placement,
 )
 from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters, n_bytes, tensors_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,27 +149,24 @@ def plan(
     )
     checkpoint, documents = open_source(request, source)
     check_bits(request, checkpoint)
-    with_text = request.with_text
-    names = names_of(checkpoint, request.what, with_text=with_text)
-    by_role, _ = stored_bytes(checkpoint, request.what, names)
-    n_bytes = sum(by_role.values())
-    bytes_before = by_role.get("matrices", 0) + (0 if request.what == "mlp" else by_role["attention"])
-    n_before = count_compressed(checkpoint, request.what, with_text=with_text)
+    weights = compressed_weights(checkpoint, request.what, with_text=request.with_text)
+    all_bytes, bytes_before = n_bytes(checkpoint.folder.tensors.values()), n_bytes(tensors_of(weights).values())
+    n_before = count_parameters(weights)
     limits = limits_of(checkpoint, request)
     memory = int(1.02 * least_memory(checkpoint, request))  # that of the process differs a little in each run
     run.progress("timing a block", 0, 2)
-    tokens, of_text = _time_passes(checkpoint, documents, request, limits) if with_text else ({}, 0.0)
+    tokens, of_text = _time_passes(checkpoint, documents, request, limits, weights) if documents else ({}, 0.0)
     run.progress("timing a block", 1, 2)
-    of_weights = _time_weights(checkpoint, request)
+    of_weights = _time_weights(checkpoint, request, weights)
     run.progress("timing a block", 2, 2)
     return PlannedRun(
         model_type=checkpoint.wiring.model_type,
         method=request.method,
         n_parameters=sum(info.size for info in checkpoint.folder.tensors.values()),
-        n_bytes=n_bytes,
+        n_bytes=all_bytes,
         n_before=n_before,
         bytes_before=bytes_before,
-        bytes_after=_bytes_after(request, n_bytes, n_before, bytes_before),
+        bytes_after=_bytes_after(request, all_bytes, n_before, bytes_before),
         n_blocks=checkpoint.n_layers,
         tokens=tokens,
         memory=memory,
@@ -182,11 +174,11 @@ def plan(
     )
 
 
-def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: int) -> int | None:
+def _bytes_after(request: Request, all_bytes: int, n_before: int, bytes_before: int) -> int | None:
     """Return the bytes of all weights that are written, at most; None if they follow from an error."""
-    other, budget = n_bytes - bytes_before, request.budget
+    other, budget = all_bytes - bytes_before, request.budget
     if request.layout == "dense":
-        return n_bytes
+        return all_bytes
     if budget.bits is not None:
         return other + int(budget.bits * n_before / 8)
     if budget.keep is None and budget.width is None:
@@ -199,7 +191,11 @@ def _bytes_after(request: Request, n_bytes: int, n_before: int, bytes_before: in
 
 
 def _time_passes(
-    checkpoint: Checkpoint, documents: Sequence[Document], request: Request, limits: Limits
+    checkpoint: Checkpoint,
+    documents: Sequence[Document],
+    request: Request,
+    limits: Limits,
+    weights: Sequence[ModelWeight],
 ) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
@@ -209,7 +205,7 @@ def _time_passes(
     source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
     model, text = source.original, cast(CalibrationText, read_calibration(source, documents))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
-    check_tokens("compress", batches, widest_component(checkpoint, request.what))
+    check_tokens("compress", batches, widest_component(weights))
     outer, batch, k = OuterLayers(model), batches[len(batches) // 2], n_blocks // 2
     x, calls = outer.enter(batch)
     block = _seconds(lambda: run_block(model, k, x, calls[k])) / batch.ids.numel()
@@ -248,22 +244,19 @@ def _count(batches: Sequence[Batch]) -> int:
     return sum(batch.ids.numel() for batch in batches)
 
 
-def _time_weights(checkpoint: Checkpoint, request: Request) -> float:
+def _time_weights(checkpoint: Checkpoint, request: Request, weights: Sequence[ModelWeight]) -> float:
     """Return the seconds to factorise all compressed weights: one is timed, and multiplied by the cubes of the sizes.
 
     Methods of unit "layer" are timed on the attention of one layer.
     """
-    wiring, layers = checkpoint.wiring, checkpoint.wiring.projection_layers(request.what)
-    names, of_layers = names_of(checkpoint, request.what, with_text=request.with_text), 0.0
-    weights = [wiring.matrices[name].weight for name in names]
+    layers, of_layers = {own.group for own in weights if own.of}, 0.0
     if TABLE[request.method].unit == "layer" and layers:
-        attention, rotary = checkpoint.projections(layers[0]), has_rotary_or_norms(checkpoint)
+        attention, rotary = checkpoint.projections(min(layers)), has_rotary_or_norms(checkpoint)
         started = time.perf_counter()
         factorise_layer(TABLE[request.method], attention, checkpoint.sizes, rotary=rotary)
         of_layers = len(layers) * (time.perf_counter() - started)
-    else:
-        weights += [matrix.weight for k in layers for matrix in wiring.layers[k].attention.projections.values()]
-    shapes = sorted((checkpoint.folder.tensors[name].shape[:2] for name in weights), key=_operations)
+        weights = [own for own in weights if not own.of]
+    shapes = sorted((own.shape for own in weights), key=_operations)
     if not shapes:
         return of_layers
     timed = shapes[len(shapes) // 2]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tnlib import ArgumentError, ArgumentTypeError
 from tnlib_adapters.compression.engine_layouts import ENGINES, QUANTIZED, check_engine, check_engine_options
-from tnlib_adapters.compression.methods.method_table import FEED_FORWARD, METHODS, TABLE, WITH_TEXT
+from tnlib_adapters.compression.methods.method_table import METHODS, TABLE, WITH_TEXT
 from tnlib_adapters.compression.options import (
     CALIBRATION_TOKENS,
     LAYOUTS,
@@ -23,6 +23,7 @@ from tnlib_adapters.compression.options import (
     Run,
     check_one_of,
 )
+from tnlib_adapters.factors import FEED_FORWARD
 from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:

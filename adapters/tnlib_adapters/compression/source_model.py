@@ -208,9 +208,9 @@ def block_parameters(checkpoint: Checkpoint) -> list[int]:
 def _bytes_in_use(checkpoint: Checkpoint, request: Request) -> int:
     """Return the bytes while the largest weight is decomposed, and of the weights that a running model always holds."""
     tensors, with_text = checkpoint.folder.tensors, request.with_text
-    shapes = [tensors[name].shape for name in compressed_weights(checkpoint, request.what, with_text=with_text)]
+    weights = compressed_weights(checkpoint, request.what, with_text=with_text)
     # a copy, two factors and a workspace of the weight, and Gram matrices and their roots at its smaller side
-    decomposed = max(4 * _FLOAT * math.prod(shape) + 5 * _DOUBLE * min(shape) ** 2 for shape in shapes)
+    decomposed = max(4 * _FLOAT * own.weight.size + 5 * _DOUBLE * min(own.weight.shape) ** 2 for own in weights)
     if not with_text:
         return decomposed
     of_blocks = block_parameters(checkpoint)

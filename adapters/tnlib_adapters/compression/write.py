@@ -10,9 +10,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import AttentionWiring, Linear
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.compressed_part import attention_tensors, float_width
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF, GGUF_FILE
 from tnlib_adapters.compression.methods.factorisation import Plan
 from tnlib_adapters.compression.request import PAGE, REPORT
@@ -21,6 +19,7 @@ from tnlib_adapters.factors.engine_tensors import DESCRIBE, ENCODE, GPTQ, stored
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
+from tnlib_adapters.factors.model_weights import ModelWeight, float_width, n_bytes, tensors_of, weights_of
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.safetensors_file import FLOATS, STORED_AS, Entry, TensorInfo, decode, encode, widest_float
@@ -34,8 +33,8 @@ _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float
 def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path) -> Iterator[tuple[str, int, int]]:
     """Write the compressed checkpoint into the empty folder `out`; yields (stage, done, total)."""
     config = dict(checkpoint.config)
+    every = [description for of_module in plan.descriptions.values() for description in of_module]
     if layout == "factored":
-        every = [description for of_module in plan.descriptions.values() for description in of_module]
         described = [description for description in every if is_rewritten(description)]
         names_dtype = "dtype" in config or "torch_dtype" in config
         if not names_dtype and any(description.formats for description in described):
@@ -44,9 +43,10 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
         config[KEY] = describe(described, checkpoint.wiring.attention_modules, plan.method)
         config[WEIGHTS_FILE] = IMPORT_FIRST
     if layout in ENGINES:
-        linear = [(_linear(checkpoint, d), d) for of_module in plan.descriptions.values() for d in of_module]
+        weights = weights_of(checkpoint.wiring, checkpoint.folder.tensors)
+        modules = {(own.module, own.of): own.linear.module for own in weights}
         config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
-            {weight.module: _whole_weight(description)[0] for weight, description in linear}
+            {modules[described.module, described.of]: _whole_weight(described)[0] for described in every}
         )
     new = _replaced(checkpoint, plan, layout)
     tensors = {file.name: _entries(checkpoint, file, new) for file in checkpoint.folder.files}
@@ -101,28 +101,30 @@ def lazy_entries(new: NewTensors) -> list[Entry]:
 
 def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list[Entry]]:
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
-    new: dict[str, list[Entry]] = {}
+    new, weights = dict[str, list[Entry]](), _by_module(checkpoint)
     for module, of_module in plan.descriptions.items():
         described = [description for description in of_module if is_rewritten(description)]
         if not described:
             continue
-        names = replaced_names(checkpoint, module, described)
-        dtype = widest_float(checkpoint.folder.tensors[name] for name in names)
+        replaced = _replaced_tensors(weights[module], described, checkpoint.sizes.d_model)
+        dtype = widest_float(replaced.values())
 
         def matrices(module: str = module) -> list[FactoredMatrix]:
             return [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
 
         if layout in ENGINES:
-            entries = lazy_entries(_new_integers(checkpoint, described, matrices, layout, names, dtype))
+            stored_as = _format_of(checkpoint, layout)
+            entries = lazy_entries(_new_integers(weights[module], described, matrices, stored_as, replaced, dtype))
         elif layout == "dense":
-            entries = lazy_entries(_new_dense(checkpoint, matrices, names, dtype))
+            entries = lazy_entries(_new_dense(checkpoint, weights[module], matrices, replaced, dtype))
         else:
             entries = lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
             # Empty tensors under the names of the weights: software that does not know factors refuses the folder
             # instead of initialising the weights at random.
             empty = np.empty(0, STORED_AS[dtype])
-            entries += [Entry(name, dtype, empty) for name in names if name.endswith(".weight")]
-        new |= {names[0]: entries, **{name: [] for name in names[1:]}}
+            entries += [Entry(name, dtype, empty) for name in replaced if name.endswith(".weight")]
+        first, *others = replaced
+        new |= {first: entries, **{name: [] for name in others}}
     for name, values in plan.vectors.items():
         dtype = checkpoint.folder.tensors[name].dtype
         new[name] = [Entry(name, dtype, encode_in_range(name, values, dtype))]
@@ -155,46 +157,59 @@ def _new_factors(
     return forms, make
 
 
-def _new_dense(checkpoint: Checkpoint, matrices: Matrices, names: Sequence[str], dtype: str) -> NewTensors:
+def _new_dense(
+    checkpoint: Checkpoint,
+    weights: Sequence[ModelWeight],
+    matrices: Matrices,
+    replaced: Mapping[str, TensorInfo],
+    dtype: str,
+) -> NewTensors:
     """Return the tensors of a module of the products of its factors, under their original names."""
+    first = weights[0]
 
     def make() -> dict[str, Array]:
-        dense = _multiplied_out(checkpoint, matrices())
-        return {name: encode_in_range(name, dense[name], dtype) for name in names}
+        # without a name for the products, which would stay in memory beside the tensors that are made from them
+        if first.of:
+            attention = checkpoint.wiring.layers[first.group].attention
+            dense = put_together(attention, expand(matrices(), checkpoint.sizes))
+        else:
+            on_rows = first.linear.on_rows(expand(matrices(), checkpoint.sizes).weights[first.module])
+            dense = {first.weight.name: np.ascontiguousarray(on_rows)}
+            del on_rows
+        return {name: encode_in_range(name, dense[name], dtype) for name in replaced}
 
-    return {name: (dtype, checkpoint.folder.tensors[name].shape) for name in names}, make
+    return {name: (dtype, info.shape) for name, info in replaced.items()}, make
 
 
 def _new_integers(
-    checkpoint: Checkpoint,
+    weights: Sequence[ModelWeight],
     described: Sequence[Description],
     matrices: Matrices,
-    layout: str,
-    names: Sequence[str],
+    stored_as: str,
+    replaced: Mapping[str, TensorInfo],
     dtype: str,
 ) -> NewTensors:
     """Return the tensors of a module in the integers of an engine, and its biases."""
-    stored_as = _format_of(checkpoint, layout)
+    by_name = {own.of: own for own in weights}
 
     def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
         for matrix in matrices():
-            linear = _linear(checkpoint, matrix.describe())
-            (integers,) = matrix.integers.values()
-            encode_in_range(linear.weight, integers.scales, "F16" if stored_as == GGUF else "BF16")
+            own, (integers,) = by_name[matrix.of], matrix.integers.values()
+            encode_in_range(own.weight.name, integers.scales, "F16" if stored_as == GGUF else "BF16")
             encoded = ENCODE[stored_as](integers.transposed() if integers.format.axes == (1,) else integers)
-            arrays |= {f"{linear.module}.{name}": array for name, (_, array) in encoded.items()}
-            if linear.bias is not None and linear.bias in names:
-                arrays[linear.bias] = encode_in_range(linear.bias, matrix.arrays["bias"], dtype)
+            arrays |= {f"{own.linear.module}.{name}": array for name, (_, array) in encoded.items()}
+            if own.bias is not None and own.bias.name in replaced:
+                arrays[own.bias.name] = encode_in_range(own.bias.name, matrix.arrays["bias"], dtype)
         return arrays
 
     forms = dict[str, tuple[str, tuple[int, ...]]]()
     for description in described:
-        linear = _linear(checkpoint, description)
+        own = by_name[description.of]
         shapes = stored_shapes(stored_as, *_whole_weight(description))
-        forms |= {f"{linear.module}.{name}": form for name, form in shapes.items()}
-        if linear.bias is not None and linear.bias in names:
-            forms[linear.bias] = dtype, checkpoint.folder.tensors[linear.bias].shape
+        forms |= {f"{own.linear.module}.{name}": form for name, form in shapes.items()}
+        if own.bias is not None and own.bias.name in replaced:
+            forms[own.bias.name] = dtype, own.bias.shape
     return forms, make
 
 
@@ -210,31 +225,31 @@ def _format_of(checkpoint: Checkpoint, layout: str) -> str:
     return ENGINES[layout].format_of(predicts=checkpoint.wiring.unembedding is not None)
 
 
-def _linear(checkpoint: Checkpoint, description: Description) -> Linear:
-    """Return the linear layer of a matrix that holds one weight."""
-    attention = _attention(checkpoint, description.module)
-    if attention is None:
-        return checkpoint.wiring.matrices[description.module]
-    return attention.projections[description.of]
-
-
 def is_rewritten(description: Description) -> bool:
     """Return False for a dense weight outside the attention that is not rounded, whose tensor is copied."""
     return bool(description.of or description.formats) or description.kind != "dense"
 
 
-def replaced_names(checkpoint: Checkpoint, module: str, described: Sequence[Description]) -> list[str]:
-    """Return the names of the tensors that the matrices of a module replace."""
-    attention = _attention(checkpoint, module)
-    if attention is None:
-        return [checkpoint.wiring.matrices[module].weight]
-    weights = {name for description in described for name in description.of}
-    biases = {name for description in described for name in description.held_biases(checkpoint.sizes.d_model)}
-    names = []
-    for letters, linear in attention.projections.items():
-        names += [linear.weight] if set(letters) <= weights else []
-        names += [f"{linear.module}.bias"] if set(letters) <= biases else []
-    return names
+def _by_module(checkpoint: Checkpoint) -> dict[str, list[ModelWeight]]:
+    """Return the weights of every module."""
+    weights = dict[str, list[ModelWeight]]()
+    for own in weights_of(checkpoint.wiring, checkpoint.folder.tensors):
+        weights.setdefault(own.module, []).append(own)
+    return weights
+
+
+def _replaced_tensors(
+    weights: Sequence[ModelWeight], described: Sequence[Description], d_model: int
+) -> dict[str, TensorInfo]:
+    """Return the tensors of the weights of a module that its matrices replace, by name."""
+    factored = {of for description in described for of in description.of or ("",)}
+    biased = {of for description in described for of in description.held_biases(d_model)}
+    replaced = dict[str, TensorInfo]()
+    for own in weights:
+        letters = {other.of for other in weights if other.linear == own.linear}
+        replaced |= {own.weight.name: own.weight} if letters <= factored else {}
+        replaced |= {own.bias.name: own.bias} if own.bias is not None and letters <= biased else {}
+    return replaced
 
 
 def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
@@ -242,34 +257,13 @@ def plan_bytes(checkpoint: Checkpoint, plan: Plan) -> int:
 
     The tensors of a module are written in the widest dtype of those that they replace; others are copied.
     """
-    wiring, tensors, total = checkpoint.wiring, checkpoint.folder.tensors, 0
-    layers = {module: layer for layer, module in enumerate(wiring.attention_modules)}
+    total, weights = 0, _by_module(checkpoint)
     for module, described in plan.descriptions.items():
-        if module in layers:
-            before = {info.name for info in attention_tensors(checkpoint, layers[module])}
-        else:
-            before = {wiring.matrices[module].weight, wiring.matrices[module].bias or ""} & tensors.keys()
-        replaced = replaced_names(checkpoint, module, described)
-        float_bits = float_width(tensors[name] for name in replaced)
+        replaced = _replaced_tensors(weights[module], described, checkpoint.sizes.d_model)
+        float_bits = float_width(replaced.values())
         total += sum(description.n_bits(float_bits) for description in described) // 8
-        total += sum(tensors[name].end - tensors[name].begin for name in before - {*replaced})
+        total += n_bytes(info for name, info in tensors_of(weights[module]).items() if name not in replaced)
     return total
-
-
-def _multiplied_out(checkpoint: Checkpoint, matrices: Sequence[FactoredMatrix]) -> dict[str, Array]:
-    """Return the tensors of a module as its architecture stores them, from the products of the factors."""
-    module = matrices[0].module
-    attention, expanded = _attention(checkpoint, module), expand(matrices, checkpoint.sizes)
-    if attention is not None:
-        return put_together(attention, expanded)
-    matrix = checkpoint.wiring.matrices[module]
-    return {matrix.weight: np.ascontiguousarray(matrix.on_rows(expanded.weights[module]))}
-
-
-def _attention(checkpoint: Checkpoint, module: str) -> AttentionWiring | None:
-    """Return the attention at this module path, or None for another module."""
-    layers = dict(zip(checkpoint.wiring.attention_modules, checkpoint.wiring.layers, strict=True))
-    return layers[module].attention if module in layers else None
 
 
 def encode_in_range(name: str, values: Array, dtype: str) -> Array:

@@ -49,19 +49,15 @@ class Products:
     output_bias: Any = None
 
     def expand(self, sizes: Sizes) -> Projections:
-        """Multiply out the projections of the attention."""
+        """Multiply out: projections by letter, other weights by module."""
         weights, biases = {}, {}
-        for name in (name for name in NAMES if name in self.factors):
-            product = self.product(name)
+        for name, matrices in self.factors.items():
+            product = reduce(operator.matmul, matrices)
             n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-            weights[name] = product[:n_in]
+            weights[name] = product[:n_in] if name in NAMES else product
             if name in self.biased:
                 biases[name] = product[n_in:].sum(0)  # one row, or none
         return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
-
-    def modules(self) -> dict[str, Any]:
-        """Multiply out the weights outside the attention."""
-        return {name: self.product(name) for name in self.factors if name not in NAMES}
 
     def each(self, function: Callable[..., Any], *others: Products) -> Products:
         """Apply a function to every matrix and the output bias, with those of `others` as further arguments."""
@@ -69,20 +65,14 @@ class Products:
             name: tuple(map(function, factors, *(other.factors[name] for other in others)))
             for name, factors in self.factors.items()
         }
-        bias = (
-            None if self.output_bias is None else function(self.output_bias, *(other.output_bias for other in others))
-        )
-        return Products(factors, self.biased, bias)
+        biases = [products.output_bias for products in (self, *others)]
+        return Products(factors, self.biased, None if biases[0] is None else function(*biases))
 
     @property
     def parts(self) -> list[Any]:
         """Every matrix and the output bias."""
         bias = [] if self.output_bias is None else [self.output_bias]
         return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
-
-    def product(self, name: str) -> Any:
-        """Return a weight, multiplied out."""
-        return reduce(operator.matmul, self.factors[name])
 
 
 def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None) -> None:

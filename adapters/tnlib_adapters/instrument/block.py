@@ -65,29 +65,26 @@ class Block:
         """
         maps = {} if self.model.fits_in_memory else dict(self._maps(products))
         factors = {name: parts for name, parts in products.factors.items() if name not in maps}
-        expanded = replace(products, factors=factors)
-        parameters = self.of_weights(expanded.expand(self.model.sizes), expanded.modules())
+        parameters = self.of_weights(replace(products, factors=factors).expand(self.model.sizes))
         return {self._name(self._module(name)): computation for name, computation in maps.items()} | parameters
 
-    def of_weights(self, attention: Projections, modules: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters of the block for projections and other weights (in, out)."""
-        parameters_by_name = self._of_attention(attention)
-        for name, weight in modules.items():
-            matrix = self.model.wiring.matrices[name]
-            parameters_by_name[f"{self._name(self._module(name))}.weight"] = matrix.on_rows(weight)
-        return parameters_by_name
+    def of_weights(self, weights: Projections) -> dict[str, Tensor]:
+        """Return the parameters of the block for weights (in, out): projections by letter, others by module.
 
-    def _of_attention(self, projections: Projections) -> dict[str, Tensor]:
-        """Return the parameters of the modules whose projections are all given."""
-        wired = self.model.wiring.layers[self.k].attention
-        linears = {letters: m for letters, m in wired.projections.items() if set(letters) <= projections.weights.keys()}
-        attention, parameters = replace(wired, projections=linears), dict[str, Tensor]()
-        joined = join_modules(attention, projections, lambda parts, leg: torch.cat([*parts], leg))
-        for letters, linear in linears.items():
-            name = self._name(self._module(letters[0]))
-            for kind in ("weight", "bias"):
-                if f"{linear.module}.{kind}" in joined:
-                    parameters[f"{name}.{kind}"] = joined[f"{linear.module}.{kind}"]
+        Modules of which not all projections are given keep their parameters.
+        """
+        wired, by_name = self.model.wiring.layers[self.k].attention, weights.weights
+        linears = {letters: linear for letters, linear in wired.projections.items() if set(letters) <= by_name.keys()}
+        attention = replace(wired, projections=linears)
+        joined = join_modules(attention, weights, lambda parts, leg: torch.cat([*parts], leg))
+        names = {linear.module: self._name(self._module(letters[0])) for letters, linear in linears.items()}
+        parameters = dict[str, Tensor]()
+        for stored, values in joined.items():
+            module, _, kind = stored.rpartition(".")
+            parameters[f"{names[module]}.{kind}"] = values
+        for name in (name for name in by_name if name not in NAMES):
+            matrix = self.model.wiring.matrices[name]
+            parameters[f"{self._name(self._module(name))}.weight"] = matrix.on_rows(by_name[name])
         return parameters
 
     def _maps(self, products: Products) -> Iterator[tuple[str, FactoredMap]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,10 +23,11 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.integers import Integers
+from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, split_batches, tables_in
-from tnlib_adapters.instrument.rounded_fit import steps_and_minima, weights_of_block
+from tnlib_adapters.instrument.rounded_fit import steps_and_minima
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import StoredWeights
 
@@ -208,12 +209,12 @@ class _FittedBlock:
         return {stored: as_array(vector.start) for stored, vector in self._vectors.values()}
 
     def _weights(self) -> dict[str, Tensor]:
-        values, biases = dict[str, Tensor](), dict[str, Tensor]()
+        values, biases = dict[str, Any](), dict[str, Any]()
         for matrix, grids, bias in zip(self._matrices, self._grids, self._biases, strict=True):
             values[matrix.of or matrix.module] = weight_of_parts([grid.values() for grid in grids.values()])
             if bias is not None:
                 biases[matrix.of or matrix.module] = bias.values()
-        weights = weights_of_block(self._block, values, biases)
+        weights = self._block.of_weights(Projections(values, biases))
         return weights | {name: vector.values() for name, (_, vector) in self._vectors.items()}
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
-from tnlib_adapters.factors.projections import NAMES, Projections
+from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.instrument.block import Block, as_tensor
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam
 
@@ -113,8 +113,8 @@ class RoundedFit:
             name: weight_of_parts([as_tensor(integers.values(), block.model.device) for integers in parts])
             for name, parts in fitted.rounded.items()
         }
-        biases = {name: as_tensor(bias, block.model.device) for name, bias in fitted.biases.items()}
-        return weights_of_block(block, values, biases)
+        biases: dict[str, Any] = {name: as_tensor(bias, block.model.device) for name, bias in fitted.biases.items()}
+        return block.of_weights(Projections(values, biases))
 
     def candidates(
         self, block: Block, streams: FitStreams, start: RoundedBlock, order: Sequence[int]
@@ -139,9 +139,8 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
 
     def parameters() -> dict[str, Tensor]:
         values = {name: weight_of_parts([grid.values() for grid in parts]) for name, parts in grids.items()}
-        return weights_of_block(
-            block, values, {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()}
-        )
+        moved: dict[str, Any] = {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()}
+        return block.of_weights(Projections(values, moved))
 
     all_moves = [grid.moves for parts in grids.values() for grid in parts]
     groups: list[Any] = [
@@ -153,10 +152,3 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
     moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
     rounded = {name: tuple(grid.integers() for grid in parts) for name, parts in grids.items()}
     return RoundedBlock(rounded, start.originals, moved)
-
-
-def weights_of_block(block: Block, values: Mapping[str, Any], biases: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the parameters of a block for weights by projection or module, and biases by projection."""
-    attention = {name: value for name, value in values.items() if name in NAMES}
-    modules = {name: value for name, value in values.items() if name not in NAMES}
-    return block.of_weights(Projections(attention, biases), modules)

@@ -24,11 +24,11 @@ from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.factors.projections import put_together
 from tnlib_adapters.files.process_memory import WEIGHTS as IN_MEMORY
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OUTSIDE = -1  # the group outside the blocks
 _POOLER = "pooler."  # a layer after the embeddings that many checkpoints lack and nothing here uses
 _ROTARY = r"rotary_emb\.inv_freq"  # stored by older versions of transformers
 Group = dict[str, Tensor]  # name of a parameter or buffer in the model -> its values
@@ -75,7 +75,7 @@ class Source:
 
     def read(self, names: Sequence[str]) -> Group:
         """Return the values of some parameters and buffers, floats in single precision."""
-        factored = self._layers_of_factors
+        factored = self._factored
         values = {name: self._read(self.stored[name]) for name in names if name not in factored}
         for k in {factored[name] for name in names if name in factored}:
             joined = put_together(self.wiring.layers[k].attention, self.checkpoint.projections(k))
@@ -83,23 +83,26 @@ class Source:
         return {name: _as_tensor(array) for name, array in values.items()}
 
     @cached_property
-    def _layers_of_factors(self) -> dict[str, int]:
-        """Layers of the attention weights and biases that are stored as factors, by their names."""
-        described = {entry.module for entry in self.checkpoint.factored or () if entry.of}
-        layers = enumerate(zip(self.checkpoint.wiring.attention_modules, self.wiring.layers, strict=True))
-        return {
-            name: k
-            for k, (module, layer) in layers
-            if module in described
-            for linear in layer.attention.projections.values()
-            for name in (linear.weight, f"{linear.module}.bias")
-        }
+    def _factored(self) -> dict[str, int]:
+        return _layers_of_factors(self.checkpoint, self.wiring)
 
     def _read(self, stored: Any) -> Array:
         if isinstance(stored, str):
             return self.checkpoint.folder.tensors[stored].read_finite()
         parts = [self._read(part) for part in stored]
         return np.stack(parts) if isinstance(stored, list) else np.concatenate(parts)
+
+
+def _layers_of_factors(checkpoint: Checkpoint, wiring: Wiring) -> dict[str, int]:
+    """Return the layers of the attention weights and biases that are stored as factors, by their names in a wiring."""
+    described = {entry.module for entry in checkpoint.factored or () if entry.of}
+    return {
+        name: k
+        for k, (module, layer) in enumerate(zip(checkpoint.wiring.attention_modules, wiring.layers, strict=True))
+        if module in described
+        for linear in layer.attention.projections.values()
+        for name in (linear.weight, f"{linear.module}.bias")
+    }
 
 
 def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, Any]:
@@ -110,13 +113,7 @@ def find_stored(model: Any, checkpoint: Checkpoint, function: str) -> dict[str, 
     tensors, wiring = checkpoint.folder.tensors, checkpoint.wiring
     prefix, renamed = f"{model.base_model_prefix}.", _renamed(model, wiring)
     described = {entry.module for entry in checkpoint.factored or ()}
-    of_factors = {
-        f"{linear.module}.{part}"
-        for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True)
-        if module in described
-        for linear in layer.attention.projections.values()
-        for part in ("weight", "bias")
-    }
+    of_factors = _layers_of_factors(checkpoint, wiring)
     stored, missing = dict[str, Any](), []
     for name in model.state_dict(keep_vars=True):
         names = [older for older in _older_names(name, prefix) if older in tensors or older in of_factors]

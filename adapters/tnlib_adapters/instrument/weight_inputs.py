@@ -1,13 +1,12 @@
 """Inputs of the weights of a running model, and gradients of random probes at their outputs, by hooks on modules.
 
-The key of a weight is its layer and name for a projection, "3.q", and the module name outside the attention. Inputs
-have keys as well, because queries, keys and values share theirs: "3.x"; the input of "3.o" is "3.y". A table of
-embeddings that also makes the predictions has two uses: its module name, and `Wiring.tied_key`.
+Inputs and weights have the keys of `ModelWeight`. A table of embeddings that also makes the predictions has two uses:
+its own key, and `tied_key`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,15 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tnlib_adapters.factors.projections import NAMES
+from tnlib_adapters.factors import UNEMBEDDING
+from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, run_block
-from tnlib_adapters.instrument.running_model import (
-    Batch,
-    Projection,
-    RunningModel,
-    find_matrix,
-)
-from tnlib_adapters.instrument.stored_weights import OUTSIDE
+from tnlib_adapters.instrument.running_model import Batch, Projection, RunningModel, find_matrix
 
 _SUMS = 2**23  # cumulative sums of probabilities in memory at once
 
@@ -50,25 +44,17 @@ Key = TypeVar("Key")
 WeightUses = Mapping[str, WeightUse]
 
 
-def find_uses(model: RunningModel, modules: Sequence[str] = (), *, attention: bool = True) -> WeightUses:
-    """Return uses by key: the projections of every layer if `attention`, and these modules."""
-    uses = {}
-    for k, layer in enumerate(model.layers if attention else ()):
-        for name in NAMES:
-            projection = layer.projections[name]
-            reads = f"{k}.{'y' if name == 'o' else 'x'}"
-            uses[f"{k}.{name}"] = WeightUse(projection.module, reads, projection, group=k)
-    wiring = model.wiring
-    blocks = {name: k for k, of_block in enumerate(wiring.modules_by_block) for name in of_block}
-    for name in modules:
-        module, group = find_matrix(model, name), blocks.get(name, OUTSIDE)
-        if not wiring.is_embedding(name):
-            uses[name] = WeightUse(module, name, predicts=wiring.is_unembedding(name), group=group)
-            continue
+def find_uses(model: RunningModel, weights: Iterable[ModelWeight]) -> WeightUses:
+    """Return the uses of weights by key."""
+    uses = dict[str, WeightUse]()
+    for own in weights:
+        projection = model.layers[own.group].projections[own.of] if own.of else None
+        module = find_matrix(model, own.module) if projection is None else projection.module
         # only a module of another class scales what it looks up; other versions of transformers do so elsewhere
-        uses[name] = WeightUse(module, name, scale=1.0 if type(module) is nn.Embedding else wiring.embedding.scale)
-        if wiring.tied_key is not None:
-            uses[wiring.tied_key] = WeightUse(model.model.get_output_embeddings(), wiring.tied_key, predicts=True)
+        scale = model.wiring.embedding.scale if own.is_table and type(module) is not nn.Embedding else 1.0
+        uses[own.key] = WeightUse(module, own.reads, projection, scale, own.role == UNEMBEDDING, own.group)
+        if own.tied_key is not None:
+            uses[own.tied_key] = WeightUse(model.model.get_output_embeddings(), own.tied_key, predicts=True)
     return uses
 
 

@@ -8,7 +8,7 @@ writes the same file. `model.dequantize()` returns a dense model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -70,8 +70,8 @@ class TnlibQuantizer(HfQuantizer):
     update_tp_plan = update_attn_implementation  # which earlier versions of transformers call
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
-        wiring = _wire(model.config)
-        for layer in _layers(model, self.quantization_config):
+        wiring, described = _wired(model, self.quantization_config)
+        for layer in _layers(model, wiring, described):
             modules = layer.projections()
             originals = {name: cast(Any, layer.attention.get_submodule(name)) for name in modules}
             home = LayerFactors(layer.described, next(iter(originals.values())).weight)
@@ -86,7 +86,7 @@ class TnlibQuantizer(HfQuantizer):
             # that no file holds
             if not layer.attention._non_persistent_buffers_set:
                 layer.attention._is_hf_initialized = True  # type: ignore[assignment]
-        for description, place in _places(model, wiring, self.quantization_config):
+        for description, place in _places(model, wiring, described):
             module = factored_module(description, model.get_submodule(place), wiring.embedding.scale)
             _set_initialized(model, place, module)
             if isinstance(module, FactoredEmbedding):
@@ -109,7 +109,8 @@ class TnlibQuantizer(HfQuantizer):
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Multiply all factors out; called by `model.dequantize()`."""
-        for layer in _layers(model, self.quantization_config):
+        wiring, described = _wired(model, self.quantization_config)
+        for layer in _layers(model, wiring, described):
             for name, letters in layer.projections().items():
                 factored = cast(FactoredLinear | SideBySide, layer.attention.get_submodule(name))
                 dense = factored.to_dense()
@@ -118,11 +119,11 @@ class TnlibQuantizer(HfQuantizer):
                 is_conv = layer.wiring.projections[letters].stored == "in_out"
                 layer.attention.set_submodule(name, _conv1d(dense) if is_conv else dense)
             delattr(layer.attention, METHOD)
-        wiring = _wire(model.config)
-        for description, place in _places(model, wiring, self.quantization_config):
+        for description, place in _places(model, wiring, described):
             module = cast(FactoredLinear | FactoredEmbedding, model.get_submodule(place))
             dense_module = module.to_dense()
-            is_conv = isinstance(dense_module, nn.Linear) and _is_conv(wiring, description.module)
+            is_linear = isinstance(dense_module, nn.Linear) and not wiring.is_unembedding(description.module)
+            is_conv = is_linear and wiring.matrices[description.module].stored == "in_out"
             model.set_submodule(place, _conv1d(cast(nn.Linear, dense_module)) if is_conv else dense_module)
             for other, tied in list(model.named_modules()):
                 if isinstance(tied, FactoredEmbedding | TiedUnembedding) and tied.embedding is module:
@@ -176,8 +177,15 @@ class _FactoredModule(NamedTuple):
         return set(letters) <= set("".join(description.held_biases(d_model) for description in self.described))
 
 
-def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
-    wiring, described = _wire(model.config), _described(model, config)
+def _wired(model: Any, config: TnlibConfig) -> tuple[Wiring, list[Description]]:
+    """Return the wiring of a model and its factored matrices, checked as `open_checkpoint` checks them."""
+    wiring = wire(model.config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
+    section = {"quant_method": METHOD, "version": config.version, "layers": config.layers}
+    section |= {MODULES: getattr(config, MODULES, {})}
+    return wiring, descriptions({KEY: section}, wiring.attention_modules) or []
+
+
+def _layers(model: nn.Module, wiring: Wiring, described: Sequence[Description]) -> list[_FactoredModule]:
     layers = []
     for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
         of_layer = [description for description in described if description.of and description.module == module]
@@ -187,31 +195,14 @@ def _layers(model: nn.Module, config: TnlibConfig) -> list[_FactoredModule]:
     return layers
 
 
-def _wire(config: Any) -> Wiring:
-    return wire(config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
-
-
-def _described(model: nn.Module, config: TnlibConfig) -> list[Description]:
-    """Return the factored matrices, checked as `open_checkpoint` checks them."""
-    section = {"quant_method": METHOD, "version": config.version, "layers": config.layers}
-    section |= {MODULES: getattr(config, MODULES, {})}
-    return descriptions({KEY: section}, _wire(model.config).attention_modules) or []
-
-
-def _places(model: Any, wiring: Wiring, config: TnlibConfig) -> Iterator[tuple[Description, str]]:
+def _places(model: Any, wiring: Wiring, described: Sequence[Description]) -> Iterator[tuple[Description, str]]:
     """Yield the factored matrices outside the attention, and the names of their modules; no absent unembedding."""
-    for description in _described(model, config):
-        if description.of:
-            continue
-        head = model.get_output_embeddings()
+    head = model.get_output_embeddings()
+    for description in (description for description in described if not description.of):
         if not wiring.is_unembedding(description.module):
             yield description, find_place(model, description.module)[0]
         elif head is not None:
             yield description, next(name for name, module in model.named_modules() if module is head)
-
-
-def _is_conv(wiring: Wiring, name: str) -> bool:
-    return not wiring.is_unembedding(name) and wiring.matrices[name].stored == "in_out"
 
 
 def find_place(model: nn.Module, path: str) -> tuple[str, nn.Module]:

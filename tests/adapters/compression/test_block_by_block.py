@@ -18,8 +18,7 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
-from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses  # noqa: E402
-from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
+from tnlib_adapters.compression.calibration.statistics import StatisticsPasses  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
@@ -35,7 +34,7 @@ from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_mo
 from tnlib_adapters.instrument.weight_inputs import find_uses  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.reference.weights import read_weights  # noqa: E402
-from transformers_models import MODELS, made_up_text, random_model, save_with_tokenizer  # noqa: E402
+from transformers_models import MODELS, made_up_text, random_model, save_with_tokenizer, weights_in  # noqa: E402
 
 from benchmarks.bits import collect  # noqa: E402
 from tnlib import FileFormatError  # noqa: E402
@@ -113,7 +112,7 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
     for limit in (stored_weights.IN_MEMORY, 1):
         monkeypatch.setattr(stored_weights, "IN_MEMORY", limit)
         model = open_running(folder)
-        found.append(collect(model, find_uses(model), [some_batch()]))
+        found.append(collect(model, find_uses(model, weights_in(model)), [some_batch()]))
     assert found[0].reads.keys() == found[1].reads.keys()
     for one, other in ((found[0].reads, found[1].reads), (found[0].slopes, found[1].slopes)):
         for key, values in one.items():
@@ -189,7 +188,9 @@ def test_evaluations_do_not_depend_on_what_is_in_memory(
     for limit in LIMITS:
         limited(limit)
         source = SourceModel(open_checkpoint(folder))
-        found.append(Reference(source.original, TEXT).compare(round_weights(source.original)))
+        found.append(
+            Reference(source.original, TEXT).compare(round_weights(source.original, weights_in(source.original)))
+        )
     one, other = found
     assert one.error > 0
     assert replace(one, cosine=None) == replace(other, cosine=None)
@@ -231,10 +232,12 @@ def test_streams_that_are_missing_are_made_from_the_last_before_them(llama: Path
 @pytest.mark.parametrize("keeps_streams", [True, False])
 def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Path) -> None:
     model = open_running(llama)
-    batches, n, of_group = model.batches(TEXT), len(model.layers), dict[int, Statistics]()
+    batches, n = model.batches(TEXT), len(model.layers)
     streams = Streams.temporary(batches, model.sizes.d_model)
-    passes = StatisticsPasses(model, find_uses(model), batches, streams, quiet, keeps_streams=keeps_streams)
-    passes.run(of_group.__setitem__)
+    passes = StatisticsPasses(
+        model, find_uses(model, weights_in(model)), batches, streams, quiet, keeps_streams=keeps_streams
+    )
+    of_group = dict(passes.run())
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}
     assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_streams else (n,))}
@@ -287,7 +290,7 @@ def test_a_model_shares_its_tables_with_changed_ones(llama: Path, limited: Calla
     for limit in LIMITS:
         limited(limit)
         model = open_running(llama)
-        original, other = address(model), round_weights(model)
+        original, other = address(model), round_weights(model, weights_in(model))
         assert address(other) == original
-        other = round_weights(model, "all", names_of(open_checkpoint(llama), "all", with_text=True))
+        other = round_weights(model, weights_in(model, "all"))
         assert address(other) != address(model)

@@ -22,27 +22,26 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of  # noqa: E402
-from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.calibration.fit_by_block import (  # noqa: E402
     collect_calibration,
     fold_biases,
-    with_bias_row,
 )
-from tnlib_adapters.compression.compressed_part import widest_component  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component  # noqa: E402
 from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
+from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
-from tnlib_adapters.compression.methods.head_products import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out  # noqa: E402
+from tnlib_adapters.factors.model_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FactorFit, FitStreams, descend, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, open_running  # noqa: E402
-from tnlib_adapters.instrument.stored_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
     draw_tokens,
     find_uses,
@@ -50,7 +49,7 @@ from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
     observe_output,
     of_group,
 )
-from transformers_models import install, made_up_text  # noqa: E402
+from transformers_models import install, made_up_text, weights_in  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError, MissingFileError, TnlibError  # noqa: E402
 
@@ -63,7 +62,8 @@ SOME = ("bert", "gpt2_lm", "llama", "phi")
 
 def as_products(one: Projections) -> Products:
     """Return weights as they are, each with its bias as a last row."""
-    return Products({n: (with_bias_row(one, n),) for n in PROJECTIONS}, frozenset(one.biases), one.biases.get("o"))
+    factors = {n: (with_bias_row(one.weights[n], None if n == "o" else one.biases.get(n)),) for n in PROJECTIONS}
+    return Products(factors, frozenset(one.biases), one.biases.get("o"))
 
 
 def at_options(layer: ModuleWeights, choice: list[int]) -> Products:
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_model(folders, name, projection):
     batch = first_batch(model)
     with torch.no_grad():
         out = model(batch)
-    uses, key = find_uses(model), f"{layer}.{projection}"
+    uses, key = find_uses(model, weights_in(model)), f"{layer}.{projection}"
     reads, slopes = observe(model, batch, uses, layer, torch.Generator().manual_seed(0))
     old = checkpoint.projections(layer)
     weight = old.weights[projection]
@@ -336,7 +336,7 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
     call = functools.partial(tnlib_adapters.compress, out=tmp_path / "out", budget=Budget(keep=0.5), what="attention")
     with refused(FileFormatError, f"compress: the tokenizer of {damaged} must load"):
         call(damaged, calibration=text)
-    widest = widest_component(open_checkpoint(folders["gpt2_lm"]), "attention")
+    widest = widest_component(compressed_weights(open_checkpoint(folders["gpt2_lm"]), "attention"))
     sentence = f"at least {widest} tokens, the largest rank of a weight, got "
     with refused(ArgumentError, f"compress: the calibration text must have {sentence}", "too few; add text"):
         call(folders["gpt2_lm"], calibration=short)

@@ -20,9 +20,10 @@ from compressed_folders import few_steps, leave_out_pictures, scheme_of  # noqa:
 from slow_cases import mostly_slow  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import forms_of  # noqa: E402
-from tnlib_adapters.compression.compressed_part import compressed_weights, count_compressed  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights  # noqa: E402
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
+from tnlib_adapters.factors.model_weights import count_parameters  # noqa: E402
 from transformers_models import made_up_text  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
@@ -194,9 +195,9 @@ def test_fewer_bits_than_the_smallest_forms_take_are_refused_before_any_work(
         pytest.importorskip("gguf")
     model = open_checkpoint(builtin_path("llama"))
     what = Request.of(Budget(bits=8), calibration=text, layout=layout).what
-    smallest, n_parameters = 0, count_compressed(model, what, with_text=True)
-    for name in compressed_weights(model, what, with_text=True):
-        n_out, n_in = model.folder.tensors[name].shape
+    weights, smallest = compressed_weights(model, what, with_text=True), 0
+    n_parameters = count_parameters(weights)
+    for n_out, n_in in (own.weight.shape for own in weights):
         forms = forms_of(Request.of(Budget(bits=8), calibration=text, layout=layout)).whole(n_in, 0)
         smallest += min(form.n_bits((n_in, n_out)) for _, of_group in forms for form in of_group)
     fewest = math.ceil(100 * smallest / n_parameters) / 100

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from compressed_folders import relative, tail
 from oracles import normal
-from tnlib_adapters.compression.methods.decompositions import TuckerStack, factorise_layer
+from tnlib_adapters.compression.methods.decompositions import Heads, TuckerStack, ValueHeads, factorise_layer
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.head_products import Heads, ValueHeads
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.projections import NAMES, Projections, Sizes, stack, unstack

@@ -14,13 +14,13 @@ from oracles import normal, quietly, unchanged
 from tnlib_adapters import cli
 from tnlib_adapters.compression.methods.decompositions import (
     CPStack,
+    Heads,
     TuckerStack,
     factorise_layer,
     refuse_unsplittable,
     split_evenly,
 )
 from tnlib_adapters.compression.methods.factorisation import Factorised
-from tnlib_adapters.compression.methods.head_products import Heads
 from tnlib_adapters.compression.methods.method_table import METHODS, TABLE
 from tnlib_adapters.factors.expansion import expand
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix

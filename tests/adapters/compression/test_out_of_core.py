@@ -22,8 +22,8 @@ torch = pytest.importorskip("torch")
 
 from compressed_folders import by_options, limit_cache  # noqa: E402
 from tnlib_adapters import Budget, Run, builtin_path, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.compress import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace  # noqa: E402
-from tnlib_adapters.compression.planner import factorise, round_plan  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from transformers_models import random_model, save_with_tokenizer  # noqa: E402

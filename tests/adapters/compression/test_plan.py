@@ -14,9 +14,9 @@ from compressed_folders import Dense, by_options, dense_layers, n_attention, rel
 from oracles import refused
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.compress import factorise
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Plan
 from tnlib_adapters.compression.methods.method_table import METHODS
-from tnlib_adapters.compression.planner import factorise
 from tnlib_adapters.factors.expansion import expand
 
 from tnlib import ArgumentError

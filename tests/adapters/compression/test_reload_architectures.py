@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.planner import factorise  # noqa: E402
+from tnlib_adapters.compression.compress import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from tnlib_adapters.transformers_plugin import FactoredLinear  # noqa: E402

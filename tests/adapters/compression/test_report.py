@@ -13,7 +13,7 @@ from compressed_folders import attention_tensors, dense_layers, read_config, rea
 from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
 from tnlib_adapters.attention.attention import Attention
-from tnlib_adapters.compression.compressed_part import stored_bytes
+from tnlib_adapters.compression.compressed_part import compressed_weights, stored_bytes
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.operator_errors import compare_layer
 from tnlib_adapters.compression.report import Report, summarise
@@ -121,12 +121,13 @@ def test_no_error_at_all() -> None:
 def test_numbers_and_bytes_are_those_of_the_files(name: str, layout: str, folder_of: Any, tmp_path: Path) -> None:
     source, out = folder_of(name), tmp_path / "out"
     report = compress(source, out, Budget(keep=0.5), layout=layout, what="attention")
+    weights = compressed_weights(open_checkpoint(source), "attention")
     for folder, found in ((source, report.bytes_before), (out, report.bytes_after)):
         inside, everything = attention_tensors(folder), read_tensors(folder)
         sizes = {tensor: t.values.size * BYTES[t.dtype] for tensor, t in everything.items()}
         assert found["attention"] == sum(sizes[tensor] for tensor in inside)
         assert sum(found.values()) == sum(sizes.values())
-        assert (stored_bytes(open_checkpoint(folder))[0]) == found
+        assert stored_bytes(open_checkpoint(folder), weights)[0] == found
         n_other = sum(t.values.size for tensor, t in everything.items() if tensor not in inside)
         assert report.n_other == n_other
     stored = sum(t.values.size for t in attention_tensors(out).values())

@@ -18,7 +18,8 @@ from checkpoint_folders import change_config, change_tensors  # noqa: E402
 from compressed_folders import by_options, read_config  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.compressed_part import plain_bytes  # noqa: E402
+from tnlib_adapters.compression.compress import factorise  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods import components as components_module  # noqa: E402
 from tnlib_adapters.compression.methods.components import (  # noqa: E402
     components,
@@ -27,7 +28,6 @@ from tnlib_adapters.compression.methods.components import (  # noqa: E402
     rounding_loss,
     table_components,
 )
-from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 from transformers_models import (  # noqa: E402
@@ -174,8 +174,9 @@ def test_the_part_without_a_head_loads(name: str, folders: Any, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["gpt2_lm", "gptj"])
 def test_plain_bytes_are_those_of_the_folder(name: str, folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders[name], tmp_path, Budget(keep=1, store="int8"), what="all", method="matrix")
-    modules = [matrix.module for matrix in report.matrices]
-    assert report.compressed(report.bytes_after) == plain_bytes(open_checkpoint(folders[name]), "all", modules)
+    weights = compressed_weights(open_checkpoint(folders[name]), "all")
+    assert [own.module for own in weights if not own.of] == [matrix.module for matrix in report.matrices]
+    assert report.compressed(report.bytes_after) == plain_bytes(weights)
 
 
 # -------------------------------------------------------------------------------------------- what stays as it is

@@ -17,7 +17,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.compressed_part import names_of  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights  # noqa: E402
 from transformers_models import (  # noqa: E402
     MODELS,
     inputs,
@@ -113,9 +113,9 @@ def test_attention_on_latent_vectors(name: str, text: Path, tmp_path: Path) -> N
             with refused(ArgumentError, f"compress: method must be {known}", "latent vectors"):
                 tnlib_adapters.compress(folder, tmp_path / "none", Budget(keep=0.6), what=what, method=method)
     checkpoint = open_checkpoint(folder)
-    matrices = names_of(checkpoint, "attention")
+    matrices = [own.module for own in compressed_weights(checkpoint, "attention")]
     assert len(matrices) == 2 * (4 if checkpoint.config["q_lora_rank"] is None else 5)
-    assert {*matrices} < {*names_of(checkpoint, "all")}
+    assert {*matrices} < {own.module for own in compressed_weights(checkpoint, "all")}
     before = sum(checkpoint.read(f"{matrix}.weight").size for matrix in matrices)
     for k, (what, options) in enumerate(
         (

@@ -23,8 +23,8 @@ from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import ComponentOptions, calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
-from tnlib_adapters.compression.compressed_part import names_of, plain_bytes  # noqa: E402
+from tnlib_adapters.compression.calibration.fit_by_block import collect_calibration  # noqa: E402
+from tnlib_adapters.compression.compressed_part import compressed_weights, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
@@ -98,12 +98,17 @@ def test_both_sides_weigh_the_error() -> None:
     np.testing.assert_allclose(one.components.left @ one.components.right, w, atol=1e-6)
 
 
+def modules_of(checkpoint: Any, what: str) -> list[str]:
+    """The modules of the weights that are no projections."""
+    return [own.module for own in compressed_weights(checkpoint, what) if not own.of]
+
+
 @pytest.mark.parametrize("name", mostly_slow(NAMES, NAMES[:1]))
 def test_losses_predict_what_a_little_of_every_component_costs(name: str, folders: Any) -> None:
     """Half the sum of all losses, times the square of a small fraction of every component, at random signs."""
     text = made_up_text(60)
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
-    names = names_of(checkpoint, "all")
+    names = modules_of(checkpoint, "all")
     request, parts_of = Request.of(Budget(keep=0.5), calibration="text.txt"), partial(calibrated_parts, "cpu")
     parts = collect_calibration(checkpoint, before, before.batches(text), parts_of, request)
     from tnlib_adapters.compression.evaluate import Reference
@@ -135,7 +140,7 @@ def test_a_folder_counts_reloads_and_computes_the_same(
     source, out = folders[name], tmp_path / "out"
     report = tnlib_adapters.compress(source, out, Budget(keep=0.5, store=store), what=what, method="matrix")
     before = open_checkpoint(source)
-    names = names_of(before, what)
+    names = modules_of(before, what)
     attention = 0 if what == "mlp" else sum(layer.n_before for layer in report.layers)
     assert report.what == what
     assert report.n_before == attention + counted(source, names)
@@ -230,7 +235,7 @@ def test_with_a_text(what: str, name: str, folders: Any, text: Path, tmp_path: P
     assert 0.49 <= report.kept <= 0.5
     assert report.measured is not None
     assert report.predicted is not None
-    assert report.plain_bytes == plain_bytes(open_checkpoint(source), what, names_of(open_checkpoint(source), what))
+    assert report.plain_bytes == plain_bytes(compressed_weights(open_checkpoint(source), what))
     tnlib_adapters.compress(source, tmp_path / "plain", Budget(keep=0.5), what=what)
     assert evaluate(source, out, text).error < 1.1 * evaluate(source, tmp_path / "plain", text).error
 
@@ -252,7 +257,7 @@ def test_fitted_factors_reload_and_compute_the_same(
         assert modules[before.architecture.embeddings[0]]["kind"] == "low_rank"
     places = sum(len(told.get("rows", [])) for told in modules.values())
     attention = sum(layer.n_after for layer in report.layers)
-    assert report.n_after == attention + counted(out, names_of(before, "all")) + places
+    assert report.n_after == attention + counted(out, modules_of(before, "all")) + places
 
     model, tokens, wanted = reloaded(out)
     model.save_pretrained(tmp_path / "again")
@@ -334,7 +339,7 @@ def test_all_of_a_model_of_text(folders: Any) -> None:
     for name, head in heads.items():
         checkpoint = open_checkpoint(folders[name])
         table = checkpoint.architecture.embeddings[0]
-        assert names_of(checkpoint, "all") == [*names_of(checkpoint, "mlp"), table, *head]
+        assert modules_of(checkpoint, "all") == [*modules_of(checkpoint, "mlp"), table, *head]
 
 
 def test_what_is_off_is_refused(folders: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.collect_calibration import with_bias_row  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import with_bias_row  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument.block import Block, FactoredMap, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
@@ -27,7 +27,8 @@ def halved(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def truncated(model: RunningModel, checkpoint, k: int) -> Products:
     """Return factors of all weights of a block, with gradients."""
     projections, layer = checkpoint.projections(k), model.wiring.layers[k]
-    factors = {name: halved(with_bias_row(projections, name)) for name in NAMES}
+    biases = {**projections.biases, "o": None}
+    factors = {name: halved(with_bias_row(projections.weights[name], biases.get(name))) for name in NAMES}
     for matrix in layer.feed_forward_matrices:
         factors[matrix.name] = halved(matrix.on_rows(checkpoint.read(matrix.weight)))
     products = Products(factors, frozenset(projections.biases), projections.biases.get("o"))

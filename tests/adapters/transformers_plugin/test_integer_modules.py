@@ -17,9 +17,9 @@ pytest.importorskip("transformers")
 
 from compressed_folders import by_options, read_config  # noqa: E402
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
+from tnlib_adapters.compression.compress import factorise  # noqa: E402
 from tnlib_adapters.compression.methods.method_table import METHODS  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import StoredMatrices  # noqa: E402
-from tnlib_adapters.compression.planner import factorise  # noqa: E402
 from tnlib_adapters.compression.write import write_checkpoint  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
 from tnlib_adapters.factors.integers import BITS, IntegerFormat  # noqa: E402

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.collect_calibration import (
+from tnlib_adapters.compression.calibration.fit_by_block import (
+    ChosenWeights,
+    ReadWeight,
     WeightGroup,
-    with_bias_row,
+    factorise_and_fit,
 )
-from tnlib_adapters.compression.calibration.fit_by_block import PASSES, ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import names_of
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
     moments_of_rows,
     table_components,
 )
-from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised, ModuleWeights
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
+from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.interpolative import pack
-from tnlib_adapters.factors.projections import NAMES, Products
+from tnlib_adapters.factors.model_weights import ModelWeight
+from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.layer_fit import FactorFit
@@ -105,57 +105,58 @@ class ComponentOptions:
         return self.is_biased and self.name != "o"
 
 
-def calibrated_parts(device: str, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, Factorised]:
+def calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
     """Return the weights of a group by their components, large ones decomposed on a device of torch."""
-    statistics, wiring, parts = group.statistics, checkpoint.wiring, dict[str, Factorised]()
-    if group.projections is not None:
-        projections, biases = dict[str, ComponentOptions](), group.projections.biases
-        for name in NAMES:
-            weight, key = with_bias_row(group.projections, name), f"{group.index}.{name}"
-            reads = statistics.reads_of_projection(group.index, name, len(weight))
-            decomposed = components_on_device(weight, reads, statistics.slopes[key], device)
-            scaled = decomposed.scaled(*statistics.scales[key])
-            has_bias_row = len(weight) > len(group.projections.weights[name])
-            bias = biases.get("o") if name == "o" else None
-            projections[name] = ComponentOptions(weight, scaled, name, has_bias_row, name in biases, bias)
-        parts[group.module] = ModuleWeights(projections)
-    for name, (weight, n_bias) in group.weights.items():
-        is_table, components = wiring.is_embedding(name), _of_matrix(wiring, name, weight, statistics, device)
-        looked_up = is_table and wiring.tied_key is None
-        options = ComponentOptions(weight, components, gauged=not is_table, looked_up=looked_up)
-        parts[name] = ModuleWeights({"": options}, n_bias)
-    return parts
+    return group.by_module([_by_components(read, group.statistics, device) for read in group.weights])
 
 
-def _of_matrix(wiring: Wiring, name: str, weight: Array, statistics: Statistics, device: str) -> Components:
-    """Return the components of a matrix outside the attention.
+def _by_components(read: ReadWeight, statistics: Statistics, device: str) -> ComponentOptions:
+    weight, output_bias = read.weight, read.bias if read.weight.of == "o" else None
+    values = with_bias_row(read.values, read.bias) if output_bias is None else read.values
+    return ComponentOptions(
+        values,
+        _components_of(weight, values, statistics, device),
+        weight.of,
+        has_bias_row=len(values) > len(read.values),
+        is_biased=read.bias is not None,
+        output_bias=output_bias,
+        gauged=not weight.is_table,
+        looked_up=weight.is_table and weight.tied_key is None,
+    )
+
+
+def with_bias_row(weight: Array, bias: Array | None) -> Array:
+    """Return a weight (in, out), with its bias as the last row if that is not 0."""
+    return weight if bias is None or not np.any(bias) else np.concatenate([weight, bias[None]])
+
+
+def _components_of(weight: ModelWeight, values: Array, statistics: Statistics, device: str) -> Components:
+    """Return the components of a weight (in, out), which may have its bias as a last row.
 
     With N tokens and n texts, the loss of look-ups is tr(P E^T diag(counts) E) / N, and that of predictions
     tr(G E^T A E) / N with the moments G of gradients at the input of the unembedding, both divided by n.
     """
-    reads, slopes = statistics.reads, statistics.slopes
-    if len(statistics.scales[name]) == 1:
-        return components_on_device(weight, reads[name], slopes[name], device).scaled(*statistics.scales[name])
-    _, n_tokens, n_texts = statistics.scales[name]
+    reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes
+    scales = statistics.scales[weight.key]
+    if len(scales) == 1:
+        return components_on_device(values, reads, slopes[weight.key], device).scaled(*scales)
+    _, n_tokens, n_texts = scales
     scale = 1 / n_tokens / n_texts
-    if wiring.is_unembedding(name):
-        table = table_components(weight.T, [(slopes[name], reads[name])])
+    if weight.role == UNEMBEDDING:
+        table = table_components(values.T, [(slopes[weight.key], reads)])
         return Components(table.right.T, table.left.T, table.losses).scaled(scale)
-    if wiring.tied_key is None:
-        return components_on_device(weight, reads[name], slopes[name], device).scaled(scale)
-    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
-    return table_components(weight, [(moments_of_rows(weight, reads[name]), slopes[name]), predicts]).scaled(scale)
+    if weight.tied_key is None:
+        return components_on_device(values, reads, slopes[weight.key], device).scaled(scale)
+    predicts = slopes[weight.tied_key], statistics.reads[weight.tied_key]
+    return table_components(values, [(moments_of_rows(values, reads), slopes[weight.key]), predicts]).scaled(scale)
 
 
 def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
-    checkpoint, wiring = source.checkpoint, source.checkpoint.wiring
-    names = names_of(checkpoint, request.what, with_text=True) if PASSES[request.effort] else []
-    weights = {name: _NOT_FITTED for name in names if wiring.is_unembedding(name) or wiring.is_tied(name)}
     parts_of = partial(calibrated_parts, request.run.device)
-    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, weights)
+    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, _NOT_FITTED)
 
 
 def fit_factors(

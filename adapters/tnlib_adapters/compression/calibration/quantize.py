@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import LayerWiring, Wiring
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import WeightGroup
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.compressed_part import (
-    attention_tensors,
-    compressed_weights,
-    count_compressed,
-    float_width,
-    names_of,
+from tnlib_adapters.compression.calibration.fit_by_block import (
+    ChosenWeights,
+    ReadWeight,
+    WeightGroup,
+    factorise_and_fit,
 )
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
-from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
+from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised
 from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, RoundedProduct, StoredBias
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
+from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.projections import NAMES, Projections
+from tnlib_adapters.factors.model_weights import (
+    ModelWeight,
+    biases_of,
+    count_parameters,
+    float_width,
+    n_bytes,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
@@ -68,20 +73,13 @@ def forms_of(request: Request) -> Forms:
 
 def check_bits(request: Request, checkpoint: Checkpoint) -> None:
     """Raise if the smallest forms of all weights, with their biases, take more than the bits of a budget."""
-    bits, sizes, wiring = request.budget.bits, checkpoint.sizes, checkpoint.wiring
+    bits, forms = request.budget.bits, forms_of(request)
     if bits is None or not request.in_bits:
         return
-    forms = forms_of(request)
-    sides = {of: (sizes.d_model, sizes.widths[of]) for of in NAMES} | {"o": (sizes.widths["o"], sizes.d_model)}
-    of_layer = sum(forms.fewest_bits(shape, by_row=False) for shape in sides.values())
-    fewest = of_layer * len(wiring.projection_layers(request.what))
-    for name in names_of(checkpoint, request.what, with_text=True):
-        linear = wiring.matrices[name]
-        m, n = checkpoint.folder.tensors[linear.weight].shape
-        fewest += forms.fewest_bits((n, m) if linear.stored == "out_in" else (m, n), by_row=wiring.is_embedding(name))
-    biases = compressed_weights(checkpoint, request.what, with_text=True).values()
-    fewest += sum(8 * (bias.end - bias.begin) for bias in biases if bias is not None)
-    n_parameters = count_compressed(checkpoint, request.what, with_text=True)
+    weights = compressed_weights(checkpoint, request.what, with_text=True)
+    fewest = sum(forms.fewest_bits(own.shape, by_row=own.is_table) for own in weights)
+    fewest += 8 * n_bytes(biases_of(weights).values())
+    n_parameters = count_parameters(weights)
     if fewest > math.floor(bits * n_parameters):
         least = math.ceil(100 * fewest / n_parameters) / 100
         raise ArgumentError(
@@ -90,23 +88,15 @@ def check_bits(request: Request, checkpoint: Checkpoint) -> None:
         )
 
 
-def _rounded_parts(forms: Forms, checkpoint: Checkpoint, group: WeightGroup) -> dict[str, ModuleWeights]:
+def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
     """Return the options of all weights of a group."""
-    layer = {} if group.projections is None else {group.module: _layer(checkpoint, group, forms)}
-    parts = layer | {name: _matrix(checkpoint, group, name, forms) for name in group.weights}
-    if forms.fused:
-        _fuse(checkpoint.wiring.layers[group.index], group.module, parts)
-    return parts
-
-
-def _fuse(layer: LayerWiring, attention_module: str, parts: Mapping[str, ModuleWeights]) -> None:
-    """Fuse the weights that read one input: queries, keys and values, and gate and up."""
-    projections = {linear: of for of, linear in layer.attention.projections.items()}
-    for inputs in (layer.attention.inputs, *(part.inputs for part in layer.feed_forward_layers)):
-        keys = [(attention_module, projections[m]) if m in projections else (m.name, "") for m in inputs]
-        weights = [cast(QuantizedWeight, parts[module].weights[of]) for module, of in keys if module in parts]
-        if weights:
-            weights[0].fuse(weights[1:], inputs[0].name)
+    weights, fused = [_rounded_weight(read, group, forms) for read in group.weights], dict[str, list[QuantizedWeight]]()
+    for read, weight in zip(group.weights, weights, strict=True):
+        fused.setdefault(read.weight.fused, []).append(weight)
+    for name, (first, *others) in fused.items():  # queries, keys and values; gate and up
+        if name and forms.fused:
+            first.fuse(others, name)
+    return group.by_module(weights)
 
 
 def fit_rounded(
@@ -130,38 +120,24 @@ def fit_rounded(
     return RoundedFit(start), pack
 
 
-def _layer(checkpoint: Checkpoint, group: WeightGroup, forms: Forms) -> ModuleWeights:
-    """Return the options of the attention of one layer."""
-    k, folded = group.index, cast(Projections, group.projections)
-    statistics, weights = group.statistics, dict[str, QuantizedWeight]()
-    float_bits = float_width(attention_tensors(checkpoint, k))
-    for name in NAMES:
-        weight, bias, mean = folded.weights[name], folded.biases.get(name), None
-        reads = statistics.reads_of_projection(k, name, len(weight))
-        if name != "o" and bias is not None:
-            # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
-            of_inputs = statistics.reads[f"{k}.x"]
-            count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
-            mean, reads = sums / count, reads - np.outer(sums, sums) / count
-        (scale,) = statistics.scales[f"{k}.{name}"]
-        stored = StoredBias(0 if bias is None else float_bits * bias.size, bias, mean)
-        metric = Metric(reads, statistics.slopes[f"{k}.{name}"], float(scale))
-        weights[name] = QuantizedWeight(weight, metric, of=name, bias=stored, forms=forms)
-    return ModuleWeights(weights)
+def _rounded_weight(read: ReadWeight, group: WeightGroup, forms: Forms) -> QuantizedWeight:
+    """Return the options of a weight; the bias of one that is no projection stays as it is."""
+    weight, bias, mean = read.weight, read.bias, None
+    metric = _metric(weight, read.values, group.statistics)
+    if bias is not None and weight.of != "o":
+        # a change of the mean output goes into the bias, so that only the covariance of the inputs counts
+        of_inputs = group.statistics.reads[weight.reads]
+        count, sums = of_inputs[-1, -1], of_inputs[:-1, -1]
+        mean, metric = sums / count, metric._replace(reads=metric.reads - np.outer(sums, sums) / count)
+    n_bits = 0 if weight.bias is None else 8 * n_bytes([weight.bias])
+    if bias is not None:  # written in the widest dtype of its module
+        n_bits = bias.size * float_width(tensors_of(own for own, *_ in group.weights if own.of).values())
+    stored = StoredBias(n_bits, bias, mean)
+    return QuantizedWeight(read.values, metric, of=weight.of, bias=stored, by_row=weight.is_table, forms=forms)
 
 
-def _matrix(checkpoint: Checkpoint, group: WeightGroup, name: str, forms: Forms) -> ModuleWeights:
-    """Return the options of a matrix outside the attention; its bias stays as it is."""
-    wiring, (weight, n_bias) = checkpoint.wiring, group.weights[name]
-    metric = _metric(wiring, name, weight, group.statistics)
-    bias = checkpoint.folder.tensors.get(wiring.matrices[name].bias or "")
-    stored = StoredBias(0 if bias is None else 8 * (bias.end - bias.begin))
-    quantized = QuantizedWeight(weight, metric, bias=stored, by_row=wiring.is_embedding(name), forms=forms)
-    return ModuleWeights({"": quantized}, n_bias)
-
-
-def _metric(wiring: Wiring, name: str, weight: Array, statistics: Statistics) -> Metric:
-    """Return the moments of rows and columns of a matrix, and the loss of the output in them.
+def _metric(weight: ModelWeight, values: Array, statistics: Statistics) -> Metric:
+    """Return the moments of rows and columns of a weight, and the loss of the output in them.
 
     Rounding errors E of tables are white in the metric, as those of other weights are, and terms of different tokens
     are independent. With N tokens, the sum e of |p|^2 over logits and a vocabulary V, losses are
@@ -171,17 +147,18 @@ def _metric(wiring: Wiring, name: str, weight: Array, statistics: Statistics) ->
 
     and for a table with both uses, whose metric B is a compromise, tr(B E^T E) (tr(B^-1 P) + tr(B^-1 A) e / N) / (V d).
     """
-    reads, slopes, uses = statistics.reads, statistics.slopes, statistics.scales[name]
-    if len(uses) == 1:
-        return Metric(reads[name], slopes[name], float(uses[0]))
-    energy, n_tokens, n_texts = uses.tolist()
-    if wiring.is_unembedding(name):  # the gradients of the logits are as wide as the vocabulary
-        return Metric(reads[name], None, energy / n_tokens / weight.shape[1] / n_texts)
-    if wiring.tied_key is None:
-        return Metric(reads[name], slopes[name], 1 / n_tokens / n_texts)
-    looked_up = moments_of_rows(weight, reads[name])
-    predicts = slopes[wiring.tied_key], reads[wiring.tied_key]
-    nearest = nearest_kronecker_product([(looked_up, slopes[name]), predicts])[1]
-    energy = float(statistics.scales[wiring.tied_key][0])
-    both = np.linalg.solve(damped(nearest, _NEGLIGIBLE), slopes[name] + energy / n_tokens * reads[wiring.tied_key])
-    return Metric(None, nearest, float(np.trace(both)) / weight.size / n_texts)
+    reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes
+    scales = statistics.scales[weight.key]
+    if len(scales) == 1:
+        return Metric(reads, slopes[weight.key], float(scales[0]))
+    energy, n_tokens, n_texts = scales.tolist()
+    if weight.role == UNEMBEDDING:  # the gradients of the logits are as wide as the vocabulary
+        return Metric(reads, None, energy / n_tokens / values.shape[1] / n_texts)
+    if weight.tied_key is None:
+        return Metric(reads, slopes[weight.key], 1 / n_tokens / n_texts)
+    looked_up, inputs = moments_of_rows(values, reads), statistics.reads[weight.tied_key]
+    predicts = slopes[weight.tied_key], inputs
+    nearest = nearest_kronecker_product([(looked_up, slopes[weight.key]), predicts])[1]
+    energy = float(statistics.scales[weight.tied_key][0])
+    both = np.linalg.solve(damped(nearest, _NEGLIGIBLE), slopes[weight.key] + energy / n_tokens * inputs)
+    return Metric(None, nearest, float(np.trace(both)) / values.size / n_texts)

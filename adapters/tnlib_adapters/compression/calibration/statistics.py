@@ -17,7 +17,7 @@ token against 0.0274).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import damped, second_moments
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, Stage
+from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
 from tnlib_adapters.files.process_memory import BATCH_TOKENS, release_free_memory
 
 if TYPE_CHECKING:
@@ -56,14 +57,14 @@ class Statistics:
         """Send the arrays, and not where they are stored, to another process."""
         return Statistics, (dict(self.reads), dict(self.slopes), dict(self.scales))
 
-    def of_keys(self, keys: Collection[str | None]) -> Statistics:
+    def of_keys(self, keys: Collection[str]) -> Statistics:
         """Return the statistics of these keys."""
         parts = ({key: of[key] for key in of if key in keys} for of in (self.reads, self.slopes, self.scales))
         return Statistics(*parts)
 
-    def reads_of_projection(self, k: int, name: str, rows: int) -> Array:
-        """Return the input moments of a projection of layer k with so many rows: a bias is the last, of input 1."""
-        moments = self.reads[f"{k}.y" if name == "o" else f"{k}.x"]
+    def reads_of(self, weight: ModelWeight, rows: int) -> Array:
+        """Return the input moments of a weight with so many rows: a bias is the last, of input 1."""
+        moments = self.reads[weight.reads]
         return moments if len(moments) == rows else moments[:rows, :rows]  # one object is stored once
 
 
@@ -92,10 +93,9 @@ class StatisticsPasses:
         self._keeps_streams = keeps_streams
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
 
-    def run(self, save: Callable[[int, Statistics], None], done: Collection[int] = ()) -> None:
-        """Collect the statistics block by block, last to first, and `save` those of every group that is not `done`."""
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, Statistics]]:
+        """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics."""
         from tnlib_adapters.instrument.block_passes import forward
-        from tnlib_adapters.instrument.stored_weights import OUTSIDE
         from tnlib_adapters.instrument.weight_inputs import of_group
 
         inputs = [k for k in range(self._n) if self._keeps_streams or k not in done]
@@ -107,14 +107,14 @@ class StatisticsPasses:
             self._at_output(sums, outside, store=not has_gradients)
         for k in reversed(range(self._n)):
             if k not in done:
-                save(k, self._of_block(k, calls))
+                yield k, self._of_block(k, calls)
             self._streams.remove(f"gradient-{k + 1}")
             if not self._keeps_streams:
                 self._streams.remove(f"stream-{k}")
             release_free_memory()
         if outside:
             self._at_input(sums, outside)
-            save(OUTSIDE, Statistics(*sums.finish()))
+            yield OUTSIDE, Statistics(*sums.finish())
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)
 
@@ -164,7 +164,6 @@ class StatisticsPasses:
 
     def _at_input(self, sums: WeightedMoments, uses: WeightUses) -> None:
         """Add inputs and gradients of tables of embeddings."""
-        from tnlib_adapters.instrument.stored_weights import OUTSIDE
         from tnlib_adapters.instrument.weight_inputs import observe_input
 
         for b, batch in enumerate(self._batches):

@@ -13,7 +13,6 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.allocate import (
     Curve,
     allocate,
@@ -37,11 +36,6 @@ DIVERGENCE = "divergence (nats a token)"
 _POINTS = 200  # of a drawn curve
 Chosen = Iterable[tuple[str, list[FactoredMatrix]]]  # parts and their matrices, in any order
 Fit = Callable[[Mapping[str, Sequence[int]]], Chosen]  # of options by part
-
-
-def measure_of_text(checkpoint: Checkpoint) -> str:
-    """Return the error measure of this model on a text: of its predictions, or of its embeddings if it has none."""
-    return COSINE if checkpoint.wiring.unembedding is None else DIVERGENCE
 
 
 class WeightOptions(Protocol):

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING = "attention", "feed_forward", "embedding", "unembedding"
+from tnlib_adapters.factors import ATTENTION, EMBEDDING, FEED_FORWARD, UNEMBEDDING
+
 EVERYWHERE = (ATTENTION, FEED_FORWARD, EMBEDDING, UNEMBEDDING)
 
 Reference = str | Callable[..., Any]  # "module:name", or the object
@@ -86,8 +87,8 @@ for _row in (
         name="heads",
         help="low-rank factors of the QK and OV operator of each head",
         unit="layer",
-        factorise=f"{_HERE}.methods.head_products:Heads",
-        rotary=f"{_HERE}.methods.head_products:ValueHeads",
+        factorise=f"{_HERE}.methods.decompositions:Heads",
+        rotary=f"{_HERE}.methods.decompositions:ValueHeads",
     ),
     Method(
         name="matrix",

@@ -123,7 +123,7 @@ class Forms:
             return column + ([] if largest is None else [largest])
         return column + [group for group in self.groups if 0 < group < length]
 
-    def fewest_bits(self, shape: tuple[int, int], *, by_row: bool) -> int:
+    def fewest_bits(self, shape: tuple[int, ...], *, by_row: bool) -> int:
         """Return the bits of the smallest form of a weight of this shape."""
         axis = int(by_row)
         fewest = min(form.n_bits(shape) for _, forms in self.whole(shape[axis], axis) for form in forms)
