@@ -218,7 +218,7 @@ def verdict(report: Report) -> str | None:
 
 
 def _ratio(larger: int, smaller: int) -> str:
-    return f"{larger / max(1, smaller):.2g} times"
+    return f"{larger / max(1, smaller):.3g} times"
 
 
 def _sizes(report: Report) -> list[Line]:

@@ -385,8 +385,6 @@ def ten_terms(
     >>> import tnlib_adapters
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = ten_terms(llama, [5, 6, 7, 8, 5, 6], layers=(1, 3), method="path_integral")
-    >>> found
-    TenTerms(6 positions x 128 features; ...)
     >>> f"{abs(found.remainder).max():.4f}"
     '0.0000'
     """

@@ -133,18 +133,7 @@ def factorise_and_fit(
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        from tnlib_adapters.instrument.output_fit import fit_to_output
-
-        without_values = {
-            name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
-        }
-        show = partial(request.run.progress, "fitting scales to the output")
-        with_vectors = request.what in ("all", "linear")
-        fitted, vectors = fit_to_output(
-            model, streams_of(), without_values, n_output_batches, show, with_vectors=with_vectors
-        )
-        whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
-        return whole, vectors
+        return fit_scales(model, streams_of(), chosen, n_output_batches, request)
 
     weights = compressed_weights(checkpoint, request.what, with_text=True)
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
@@ -158,6 +147,22 @@ def factorise_and_fit(
         weights=dict.fromkeys(predicting, not_fitted) if n_steps else {},
         in_bits=request.in_bits,
     )
+
+
+def fit_scales(
+    model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, request: Request
+) -> tuple[Chosen, Mapping[str, Array]]:
+    """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
+    from tnlib_adapters.instrument.output_fit import fit_to_output
+
+    without_values = {
+        name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
+    }
+    show = partial(request.run.progress, "fitting scales to the output")
+    with_vectors = request.what in ("all", "linear")
+    fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
+    whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
+    return whole, vectors
 
 
 def fit_blocks(
