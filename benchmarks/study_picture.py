@@ -169,7 +169,7 @@ def draw_frontier() -> Figure:
 
 
 def draw_card() -> Figure:
-    """Draw three methods on all of MiniLM, named at the ends of their lines, in the size of a card of the first page."""
+    """Draw three methods on all of MiniLM, named at the ends of their lines, for a card of the first page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

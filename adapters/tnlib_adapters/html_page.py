@@ -55,4 +55,4 @@ def write_values(image: Any, values: Array) -> None:
             label = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
             colour = "white" if dark else "black"
             text = label.replace("0.", ".")
-            image.axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+            image.axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
