@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } th, td { padding: .2rem .9rem .2rem 0; text-align: right }
-th:first-child, td:first-child { text-align: left } thead th { border-bottom: 1px solid #999 }
-svg { max-width: 100%; height: auto } p { max-width: 46rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } p, li, h1 { overflow-wrap: anywhere }
+table { border-collapse: collapse; display: block; max-width: 100%; overflow-x: auto }
+th, td { padding: .2rem .9rem .2rem 0; text-align: right } th.text, td.text { text-align: left }
+thead th { border-bottom: 1px solid #999 } svg { max-width: 100%; height: auto } p { max-width: 46rem }
+@media (max-width: 30rem) { body { padding: 0 .6rem } th, td { padding-right: .5rem } }
+@media (prefers-color-scheme: dark) {
+:root { color-scheme: dark } body { background: #16181b; color: #ddd } a { color: #8ab4f8 }
+svg { filter: invert(.9) hue-rotate(180deg) } }
 """
 
 
