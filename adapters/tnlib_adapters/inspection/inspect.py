@@ -50,7 +50,7 @@ nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
 .facts td { vertical-align: top; overflow-wrap: anywhere }
 .row { display: flex; flex-wrap: wrap; gap: 1rem }
-figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
+figure { flex: 1 1 22rem; min-width: 0; max-width: 38rem; margin: 0 }
 figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
 pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
 .tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
