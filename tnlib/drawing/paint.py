@@ -31,7 +31,7 @@ _FILL = {
     "delta": INK,
     "function": "#f7dbe8",
 }
-_INCHES = 0.9  # length of a unit of a diagram, in which labels of that size fit into nodes and between them
+_INCHES = 0.87  # length of a unit of a diagram, in which labels of that size fit into nodes and between them
 _MARGIN = 0.45
 _CORNER_RADIUS = 0.18  # of bonds that turn
 _PLACES = (0.5, 0.62, 0.38, 0.74, 0.26)  # of a label along a bond, the best first
