@@ -8,7 +8,7 @@ Writes docs/pictures/inspect.png.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tnlib_adapters import builtin_path, open_checkpoint
 from tnlib_adapters.circuits.heads.pattern_scores import HeadKind
@@ -27,7 +27,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "inspect.png"
 def draw_scores(figure: SubFigure, inspection: Inspection) -> None:
     """Draw three shares of attention and the copying score of every head, layers as rows."""
     scores, copying = inspection.readings.scores, inspection.readings.copying
-    if scores is None or copying is None:
+    if scores is None or copying is None or copying.embeddings is None:
         raise SystemExit("inspect_picture: the model has no head scores.")
     maps: dict[str, Array] = {kind: getattr(scores, kind) for kind in get_args(HeadKind)}
     axes = figure.subplots(2, 2, sharex=True, sharey=True).ravel()
@@ -68,9 +68,9 @@ def draw(inspection: Inspection) -> Figure:
 
     with rc_context({"font.size": 10.0, "axes.titlesize": 10.0}):
         figure = Figure(figsize=(8.6, 7.6), layout="constrained")  # as wide as a page, so that labels keep 10 points
-        above, below = figure.subfigures(2, 1, height_ratios=(0.75, 1.0), hspace=0.05)
-        draw_scores(above, inspection)
-        draw_patterns(below, inspection)
+        parts: Any = figure.subfigures(2, 1, height_ratios=(0.75, 1.0), hspace=0.05)
+        draw_scores(parts[0], inspection)
+        draw_patterns(parts[1], inspection)
     return figure
 
 

@@ -85,7 +85,7 @@ def test_labels_are_legible(name: str) -> None:
     """They have 9 points, 12 pixels on a page, and none lies on another."""
     axes = tnlib.draw(VALUES[name]()).figure.axes[0]
     texts = [text for text in axes.texts if text.get_text()]
-    assert min(text.get_fontsize() for text in texts) >= 9.0
+    assert min(float(text.get_fontsize()) for text in texts) >= 9.0
     for one, other in itertools.combinations(texts, 2):
         (x0, y0), (x1, y1) = one.get_window_extent().get_points()
         (u0, v0), (u1, v1) = other.get_window_extent().get_points()
