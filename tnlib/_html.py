@@ -37,6 +37,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     kinds = ["" if all(map(_NUMBER.match, column)) else ' class="text"' for column in columns]
 
     def cells(tag: str, row: Sequence[str]) -> str:
+        """Return the elements of one row."""
         return "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
 
     top, lines = cells("th", head), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
