@@ -34,11 +34,12 @@ def weights_of(checkpoint: Checkpoint) -> tuple[Array, Array, Array]:
 
 def main() -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     source = smollm2_or_exit()
     folded = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
     models = {"trained": folded, "chosen": tnlib_adapters.choose_gauge(folded).checkpoint}
-    figure = Figure(figsize=(8.6, 3.1), layout="constrained")
+    figure = Figure(figsize=(8.9, 3.4), layout="constrained")
     entries, spectra, units = figure.subplots(1, 3)
     for name, model in models.items():
         gate, values, norms = weights_of(model)
@@ -48,7 +49,7 @@ def main() -> None:
             name, "largest entry of W_gate / rms", f"{np.abs(sizes).max():.1f}", "W_down rows", np.ptp(np.log2(norms))
         )
         entries.hist(sizes, np.linspace(-12, 12, 97).tolist(), histtype="step", density=True, **style)
-        spectra.semilogy(np.linalg.svd(values, compute_uv=False), **style)
+        spectra.semilogy(np.linalg.svd(values, compute_uv=False), **{**style, "label": f"{name}, W_V"})
         dashed = {**style, "label": f"{name}, W_gate", "ls": "--"}
         spectra.semilogy(np.linalg.svd(gate, compute_uv=False)[::9], **dashed)
         units.semilogy(np.sort(norms)[::-1], **style)
@@ -57,10 +58,14 @@ def main() -> None:
     entries.set(
         yscale="log", ylim=(1e-6, 1), xlabel="entry / root mean square of its column", title="entries of W_gate"
     )
-    spectra.set(xlabel="index (W_gate: every ninth)", title="singular values of W_V, head 0")
+    spectra.set(xlabel="index (W_gate: every ninth)", title="singular values of\nW_V (head 0) and W_gate")
     units.set(xlabel="unit, sorted", title="norms of rows of W_down")
+    for ax in (spectra, units):
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     for ax in (entries, spectra, units):
-        ax.legend(frameon=False, fontsize=7)
+        ax.legend(frameon=False, fontsize=9)
         ax.title.set_fontsize(10)
         ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(PICTURE, dpi=150)

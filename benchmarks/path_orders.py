@@ -97,7 +97,7 @@ def picture(found: dict[str, dict[str, np.ndarray]], file: Path) -> None:
             if row == 0:
                 panel.set_title(task, fontsize=11)
             layers = "attention layers" if counted == "heads" else "layers of both kinds"
-            panel.set_xlabel(f"at most so many {layers}", fontsize=9)
+            panel.set_xlabel(f"{layers} on a path, at most", fontsize=9)
             if column == 0:
                 panel.set_ylabel("sum of these paths / total", fontsize=9)
     figure.savefig(file, dpi=110)

@@ -169,20 +169,25 @@ def draw_frontier() -> Figure:
 
 
 def draw_card() -> Figure:
-    """Draw three methods on all of MiniLM, for the first page."""
+    """Draw three methods on all of MiniLM, named at the ends of their lines, for a card of the first page."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.4, 2.8), layout="constrained")
-    ax = figure.subplots()
     lines = lines_of(read_rows(bits.TABLES["minilm", "all"]), COLUMNS["mean"], "bits")
-    for method in ("nearest", "gptq", bits.TNLIB):
-        ax.plot(list(lines[method]), list(lines[method].values()), **({"linewidth": 1.6} | FRONTIER[method]))
-        (_, place, *_) = lines[method].items()
-        ax.annotate(NAMES[method], place, (5, 5), textcoords="offset points", color=FRONTIER[method]["color"])
-    ax.set_yscale("log")
-    ax.set_xlabel("bits per parameter")
-    ax.set_ylabel("1 - cosine similarity")
-    label_errors(ax)
+    names = {"nearest": "round to\nnearest", "gptq": "GPTQ", bits.TNLIB: "tnlib"}
+    with rc_context({"font.size": 9.0}):
+        figure = Figure(figsize=(2.9, 2.0), layout="constrained")
+        ax = figure.subplots()
+        for method, name in names.items():
+            style = {"linewidth": 1.6, "markersize": 4.5} | FRONTIER[method]
+            ax.plot(list(lines[method]), list(lines[method].values()), **style)
+            *_, end = lines[method].items()
+            ax.annotate(name, end, (6, 0), textcoords="offset points", va="center", color=FRONTIER[method]["color"])
+        ax.set_yscale("log")
+        ax.set_xticks([2, 3, 4])
+        ax.set_xlabel("bits per parameter")
+        ax.set_ylabel("1 - cosine")
+        label_errors(ax)
     return figure
 
 

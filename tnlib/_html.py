@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tnlib._typing import Array
 
+_NUMBER = re.compile(r"[-+]?[.\d]|$")  # beginning of a number with or without a unit, or an empty cell
 _BAR, _HEIGHT, _MOST_BARS = 8, 40, 64
 _BLUE, _ORANGE = (8, 48, 107), (166, 54, 3)  # of the largest and, where signed, the smallest value
 _LIGHT_BLUE = (107, 174, 214)
@@ -30,9 +32,15 @@ def facts(title: str, rows: Mapping[str, str], picture: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of plain text."""
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """Return a table of plain text; cells of columns that do not hold numbers are of class "text"."""
+    columns = [[row[k] for row in rows] for k in range(len(head))]
+    kinds = ["" if all(map(_NUMBER.match, column)) else ' class="text"' for column in columns]
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        """Return the elements of one row."""
+        return "".join(f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    top, lines = cells("th", head), "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
 
 

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } th, td { padding: .2rem .9rem .2rem 0; text-align: right }
-th:first-child, td:first-child { text-align: left } thead th { border-bottom: 1px solid #999 }
-svg { max-width: 100%; height: auto } p { max-width: 46rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } p, li, h1 { overflow-wrap: anywhere }
+table { border-collapse: collapse; display: block; max-width: 100%; overflow-x: auto }
+th, td { padding: .2rem .9rem .2rem 0; text-align: right } th.text, td.text { text-align: left }
+thead th { border-bottom: 1px solid #999 } svg { max-width: 100%; height: auto } p { max-width: 46rem }
+.picture { overflow-x: auto }
+@media (max-width: 30rem) {
+body { padding: 0 .6rem } th, td { padding-right: .5rem } .picture svg { max-width: max(100%, 40rem) } }
+@media (prefers-color-scheme: dark) {
+:root { color-scheme: dark } body { background: #16181b; color: #ddd } a { color: #8ab4f8 }
+svg { filter: invert(.9) hue-rotate(180deg) } }
 """
 
 
@@ -32,7 +38,10 @@ def page(title: str, body: Sequence[str], style: str = "") -> str:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a figure as an svg element whose ids start with `name`, which must be unique on the page."""
+    """Return a figure as an svg element whose ids start with `name`, which must be unique on the page.
+
+    It is in a div that scrolls on a phone, so that its labels stay readable.
+    """
     import matplotlib as mpl
 
     out = io.StringIO()
@@ -43,7 +52,8 @@ def svg(figure: Figure, name: str) -> str:
     text = text[text.index("<svg") :]
     referenced = set(re.findall(r'(?:href="|url\()#([^")]+)', text))  # equal images share an unused id
     text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in referenced else "", text)
-    return re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
+    text = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", text)
+    return f'<div class="picture">{text}</div>'
 
 
 def write_values(image: Any, values: Array) -> None:
@@ -55,4 +65,4 @@ def write_values(image: Any, values: Array) -> None:
             label = f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value > 1 else f"{value:.2f}"
             colour = "white" if dark else "black"
             text = label.replace("0.", ".")
-            image.axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+            image.axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)

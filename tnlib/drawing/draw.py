@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GAP = 0.9  # between diagrams in a column
-_SIGN_GAP = 0.42  # on either side of a sign
+_SIGN_GAP = 0.32  # on either side of a sign
 _LEG_LETTER = 0.088  # width of a letter on a leg
 _SIGN_LETTER = 0.13  # width of a letter of a sign
 _NODE_RADIUS = 0.32

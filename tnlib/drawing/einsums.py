@@ -15,7 +15,7 @@ from tnlib._validate import as_array, as_sizes, plural
 from tnlib.drawing.diagram import Diagram, Leg, Node, Point
 from tnlib.drawing.layout import is_diagonal, node_kind, plain_kind, point_towards
 
-_COLUMN, _ROW = 1.4, 1.2  # width and height of a cell of the layout
+_COLUMN, _ROW = 1.3, 1.2  # width and height of a cell of the layout
 _REACH = 0.75  # length of an open leg
 _DETOUR = 0.8  # distance of a bond from the nodes around which it runs
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import numpy as np
 
@@ -116,8 +117,9 @@ def star(
 ) -> Diagram:
     """Return the diagram of factors (n, r) on a circle around a node at the origin, each with its open leg.
 
-    Bond k is named `bond.format(k)`. Arrows lead from isometric factors to the centre. With `weights`, a node of
-    weights stands on top of the circle, and there are no arrows.
+    Factors are named A, B, C, ..., or by number if there are more than letters. Bond k is named `bond.format(k)`.
+    Arrows lead from isometric factors to the centre. With `weights`, a node of weights stands on top of the circle, and
+    there are no arrows.
     """
     count = len(factors) + weights
     radius = max(STEP, 1.15 * count / (2 * math.pi))
@@ -125,7 +127,8 @@ def star(
     for k, factor in enumerate(factors):
         angle = circle_angle(k + weights, count)
         x, y = math.cos(angle), math.sin(angle)
-        nodes.append(array_node(str(k), factor, 1, (radius * x, radius * y), (-x, -y)))
+        label = ascii_uppercase[k] if count <= len(ascii_uppercase) else str(k)
+        nodes.append(array_node(label, factor, 1, (radius * x, radius * y), (-x, -y)))
         towards = 0 if nodes[-1].kind in ("isometry", "unitary") and not weights else None
         end = ((radius + REACH) * x, (radius + REACH) * y)
         legs += [

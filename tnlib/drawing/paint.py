@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ Limits: TypeAlias = tuple[float, float, float, float]  # x0, x1, y0, y1
 INK = "#222222"
 BUBBLE_COLOR = "#d6478f"
 _RADIUS = 0.27
+_LABEL_SIZE = 9.0  # points, which is 12 pixels on a web page: smaller letters are hard to read on a screen
 _FILL = {
     "tensor": "#d9d9d9",
     "matrix": "#d9d9d9",
@@ -29,9 +31,12 @@ _FILL = {
     "delta": INK,
     "function": "#f7dbe8",
 }
-_INCHES = 0.8  # length of a unit of a diagram, so that text has one size in all of them
+_INCHES = 0.87  # length of a unit of a diagram, in which labels of that size fit into nodes and between them
 _MARGIN = 0.45
 _CORNER_RADIUS = 0.18  # of bonds that turn
+_PLACES = (0.5, 0.62, 0.38, 0.74, 0.26)  # of a label along a bond, the best first
+_ENOUGH_ROOM = 0.4  # of a label from the centres of nodes and from other labels
+_RIM_DISTANCE = 0.28  # of a label from the rim of a bubble: half of a short word
 _LEGEND = {
     "isometry": "isometry, tip to the smaller leg",
     "unitary": "unitary",
@@ -39,6 +44,24 @@ _LEGEND = {
     "delta": "copy tensor",
     "function": "function, sum or copy of an array",
 }
+
+
+@dataclass
+class _Occupied:
+    """Places where a label of a bond would not be legible."""
+
+    points: list[Point]  # centres of nodes, and labels
+    rims: list[Limits]  # of bubbles
+
+    def room_at(self, place: Array) -> float:
+        """Return the distance to the nearest of the points, 0 on a rim."""
+        x, y = map(float, place)
+        on_rim = any(
+            (min(abs(x - x0), abs(x - x1)) < _RIM_DISTANCE and y0 < y < y1)
+            or (min(abs(y - y0), abs(y - y1)) < _RIM_DISTANCE and x0 < x < x1)
+            for x0, x1, y0, y1 in self.rims
+        )
+        return 0.0 if on_rim else min(math.dist((x, y), other) for other in self.points)
 
 
 def paint(diagram: Diagram) -> Figure:
@@ -55,13 +78,14 @@ def paint(diagram: Diagram) -> Figure:
     _resize(figure, ax, (x0 - margin, x1 + margin, y0 - margin, y1 + margin))
     for bubble in sorted(diagram.bubbles, key=lambda b: -len(b.nodes)):
         _paint_bubble(ax, diagram, bubble)
+    occupied = _Occupied([node.position for node in diagram.nodes], [_rim(diagram, b) for b in diagram.bubbles])
     for leg, bend in zip(diagram.legs, _bends(diagram), strict=True):
-        _paint_leg(ax, diagram, leg, bend)
+        _paint_leg(ax, diagram, leg, bend, occupied)
     for node in diagram.nodes:
         paint_node(ax, node)
     x0, x1, y0, y1 = _resize(figure, ax, _limits_around_text(ax, 0.12))
     if diagram.title:
-        ax.text((x0 + x1) / 2, y1 + 0.15, diagram.title, ha="center", va="bottom", fontsize=9, color=INK)
+        ax.text((x0 + x1) / 2, y1 + 0.15, diagram.title, ha="center", va="bottom", fontsize=_LABEL_SIZE, color=INK)
     left = _paint_legend(ax, diagram, (x0 + x1) / 2, y0 - 0.2)
     x0, x1, y0, y1 = _limits_around_text(ax, 0.14)
     _resize(figure, ax, (min(x0, left), x1, y0, y1))
@@ -75,7 +99,7 @@ def thickness(size: int | None) -> float:
 
 def bubble_padding(diagram: Diagram, bubble: Bubble) -> float:
     """Return the distance from the centres of the nodes to the rim of a bubble; it grows with nested bubbles."""
-    return 0.55 + 0.27 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
+    return 0.62 + 0.22 * sum(set(other.nodes) < set(bubble.nodes) for other in diagram.bubbles)
 
 
 def _resize(figure: Figure, ax: Axes, limits: Limits) -> Limits:
@@ -111,7 +135,8 @@ def _bends(diagram: Diagram) -> list[float]:
     return bends
 
 
-def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
+def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float, occupied: _Occupied) -> None:
+    """Paint a leg and its labels; the place of the label of a straight bond is entered in `occupied`."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -134,7 +159,7 @@ def _paint_leg(ax: Axes, diagram: Diagram, leg: Leg, bend: float) -> None:
     if leg.b is None:
         _write_open_leg(ax, leg, points)
     else:
-        _write_bond(ax, leg, points, bend)
+        _write_bond(ax, leg, points, bend, occupied)
 
 
 def _rounded_path(points: Array) -> tuple[Array, list[Any]]:
@@ -187,18 +212,22 @@ def _write_open_leg(ax: Axes, leg: Leg, points: Array) -> None:
     va = "center" if abs(y) < 0.4 else "bottom" if y > 0 else "top"
     text = _name_and_size(leg, "\n" if abs(x) < 0.4 or abs(y) < 0.4 else " ")
     end = points[-1] + 0.06 * np.array([x, y])
-    _write(ax, end, text, ha=ha, va=va, fontsize=7, color=INK, linespacing=1.05, zorder=4)
+    _write(ax, end, text, ha=ha, va=va, fontsize=_LABEL_SIZE, color=INK, linespacing=1.05, zorder=4)
 
 
-def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
-    """Write name and dimension beside the middle of a bond."""
+def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float, occupied: _Occupied) -> None:
+    """Write name and dimension beside the middle of a bond or, if that place is occupied, beside another point."""
     a, b = _longest_segment(points)
     normal = _normal(a, b)
     middle = (a + b) / 2 + bend * normal
+    if not bend and not leg.via and _name_and_size(leg, ""):
+        places = [a + t * (b - a) for t in _PLACES]
+        middle = max(places, key=lambda place: min(occupied.room_at(place), _ENOUGH_ROOM))  # the first of the best
+        occupied.points.append((float(middle[0]), float(middle[1])))
     gap = (0.07 + 0.006 * thickness(leg.size)) * normal
     if leg.towards is not None:
         gap = gap + 0.05 * normal
-    style: dict[str, Any] = {"fontsize": 6.5, "color": INK, "zorder": 4}
+    style: dict[str, Any] = {"fontsize": _LABEL_SIZE, "color": INK, "zorder": 4}
     if abs(normal[1]) > 0.85 and bend:  # one of several level bonds: on the outer side
         va = "bottom" if bend > 0 else "top"
         _write(ax, middle + np.sign(bend) * gap, _name_and_size(leg, " "), ha="center", va=va, **style)
@@ -208,7 +237,7 @@ def _write_bond(ax: Axes, leg: Leg, points: Array, bend: float) -> None:
     else:  # on the right
         right = normal if normal[0] >= 0 else -normal
         ha = "left" if right[0] > 0.3 else "center"
-        va = "center" if abs(right[0]) > 0.5 else "bottom" if right[1] > 0 else "top"
+        va = "center" if abs(right[0]) > 0.85 else "bottom" if right[1] > 0 else "top"
         position = middle + abs(gap[0]) * np.sign(right) + 0.03 * right
         _write(ax, position, _name_and_size(leg, "\n"), ha=ha, va=va, **style)
 
@@ -222,18 +251,22 @@ def _write(ax: Axes, position: Array, text: str, **style: Any) -> None:
     ax.text(x, y, text, **style)
 
 
+def _rim(diagram: Diagram, bubble: Bubble) -> Limits:
+    inside = [diagram.nodes[k].position for k in bubble.nodes]
+    pad = bubble_padding(diagram, bubble)
+    (x0, y0), (x1, y1) = np.min(inside, axis=0) - pad, np.max(inside, axis=0) + pad
+    return float(x0), float(x1), float(y0), float(y1)
+
+
 def _paint_bubble(ax: Axes, diagram: Diagram, bubble: Bubble) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    inside = [diagram.nodes[k].position for k in bubble.nodes]
-    pad = bubble_padding(diagram, bubble)
-    (x0, y0), (x1, y1) = np.min(inside, axis=0), np.max(inside, axis=0)
-    width, height = x1 - x0 + 2 * pad, y1 - y0 + 2 * pad
+    x0, x1, y0, y1 = _rim(diagram, bubble)
     style: dict[str, Any] = {"fc": (0.84, 0.28, 0.56, 0.09), "ec": BUBBLE_COLOR, "lw": 1.3, "zorder": 0}
     box = "round,pad=0,rounding_size=0.35"
-    ax.add_patch(FancyBboxPatch((x0 - pad, y0 - pad), width, height, boxstyle=box, **style))
-    x, y = x1 + pad - 0.18, y1 + pad - 0.04
-    ax.text(x, y, bubble.label, ha="right", va="top", fontsize=8, color=BUBBLE_COLOR, zorder=5)
+    ax.add_patch(FancyBboxPatch((x0, y0), x1 - x0, y1 - y0, boxstyle=box, **style))
+    style = {"ha": "right", "va": "top", "fontsize": _LABEL_SIZE, "color": BUBBLE_COLOR, "zorder": 5}
+    ax.text(x1 - 0.18, y1 - 0.04, bubble.label, **style)
 
 
 def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:
@@ -247,7 +280,7 @@ def _paint_legend(ax: Axes, diagram: Diagram, x: float, y: float) -> float:
         glyph = node_patch(Node(kind, "", (0.0, 0.0), (1.0, 0.0) if kind == "isometry" else None))
         glyph.set_transform(Affine2D().scale(0.38).translate(left + 0.2, y) + ax.transData)
         ax.add_patch(glyph)
-        ax.text(left + 0.4, y, _LEGEND[kind], ha="left", va="center", fontsize=6.5, color="#555555")
+        ax.text(left + 0.4, y, _LEGEND[kind], ha="left", va="center", fontsize=_LABEL_SIZE, color="#555555")
         left += width
     return start
 
@@ -260,13 +293,11 @@ def paint_node(ax: Axes, node: Node) -> None:
         ax.text(x, y, node.label, fontsize=10, **style)
     elif node.kind == "ellipsis":
         ax.text(x, y, "· · ·", fontsize=13, fontweight="bold", bbox={"fc": "white", "ec": "none", "pad": 1.0}, **style)
-        ax.text(x, y - 0.3, node.label, fontsize=7, **{**style, "va": "top"})
+        ax.text(x, y - 0.3, node.label, fontsize=_LABEL_SIZE, **{**style, "va": "top"})
     else:
         ax.add_patch(node_patch(node))
         if node.label:
-            letters = len(visible_text(node.label))
-            size = 8.0 if letters <= 2 else 7.0 if letters <= 4 else 6.0
-            ax.text(*_label_position(node), node.label, fontsize=size, **style)
+            ax.text(*_label_position(node), node.label, fontsize=_LABEL_SIZE, linespacing=1.5, **style)
 
 
 def node_patch(node: Node) -> Any:
@@ -288,8 +319,9 @@ def node_patch(node: Node) -> Any:
         return Circle((x, y), _RADIUS, **style)
     if node.kind in ("matrix", "unitary"):
         side = 1.7 * _RADIUS
+        height = side * (1.0 if "\n" not in node.label else 1.45)  # two lines, with superscripts and subscripts
         box = "round,pad=0,rounding_size=0.04"
-        return FancyBboxPatch((x - side / 2, y - side / 2), side, side, boxstyle=box, **style)
+        return FancyBboxPatch((x - side / 2, y - height / 2), side, height, boxstyle=box, **style)
     r = 1.15 * _RADIUS
     diamond = [(x + r, y), (x, y + r), (x - r, y), (x, y - r)]
     corners = diamond if node.kind == "weights" else _triangle(node)
@@ -310,7 +342,7 @@ def _label_position(node: Node) -> Point:
     """Return the centre of a node or, in a triangle, a point nearer to the base."""
     (x, y), (dx, dy) = node.position, node.direction or (0.0, 0.0)
     length = math.hypot(dx, dy) or 1.0
-    return x - 0.07 * dx / length, y - 0.07 * dy / length
+    return x - 0.04 * dx / length, y - 0.04 * dy / length
 
 
 def _triangle(node: Node) -> list[Point]:

@@ -48,18 +48,15 @@ _STYLE = """
 body { max-width: 78rem } .findings li { max-width: 52rem; margin: .3rem 0 } .findings a { white-space: nowrap }
 nav { margin: 1.2rem 0 } nav a { margin-right: 1rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem } details { margin: .4rem 0 } summary { cursor: pointer }
-.facts td { text-align: left; vertical-align: top; overflow-wrap: anywhere }
+.facts td { vertical-align: top; overflow-wrap: anywhere }
 .row { display: flex; flex-wrap: wrap; gap: 1rem }
-figure { flex: 1 1 22rem; max-width: 38rem; margin: 0 }
+figure { flex: 1 1 22rem; min-width: 0; max-width: 38rem; margin: 0 }
 figcaption { font-weight: 600 } .tokens { max-width: none; line-height: 2 }
 pre { font-size: 12px; line-height: 1.35; overflow-x: auto; background: #f6f6f6; padding: .5rem }
 .tokens span { white-space: nowrap; display: inline-block; margin-right: .4rem } .tokens small { color: #888 }
 .tokens b { border: 1px solid #ccc; border-radius: 3px; padding: 0 .25rem; font-weight: normal; white-space: pre }
-table { display: block; max-width: 100%; overflow-x: auto } p, li, h1 { overflow-wrap: anywhere }
-@media (max-width: 30rem) { body { padding: 0 .6rem } figure { flex-basis: 100% } th, td { padding-right: .5rem } }
-@media (prefers-color-scheme: dark) {
-:root { color-scheme: dark } body { background: #16181b; color: #ddd } a { color: #8ab4f8 }
-svg { filter: invert(.9) hue-rotate(180deg) } pre { background: #24272c } .tokens b { border-color: #555 } }
+@media (max-width: 30rem) { figure { flex-basis: 100% } }
+@media (prefers-color-scheme: dark) { pre { background: #24272c } .tokens b { border-color: #555 } }
 """
 
 
@@ -173,7 +170,10 @@ def _summary(checkpoint: Checkpoint) -> str:
         "positions": _positions(checkpoint, layer),
         "QK of one head": f"2 x {d:,} x {r:,} = {2 * d * r:,} parameters for {d:,} x {d:,} = {d * d:,}",
     }
-    lines = "".join(f"<tr><td>{label}</td><td>{html.escape(value)}</td></tr>" for label, value in facts.items())
+    lines = "".join(
+        f'<tr><td class="text">{label}</td><td class="text">{html.escape(value)}</td></tr>'
+        for label, value in facts.items()
+    )
     return f'<table class="facts"><tbody>{lines}</tbody></table>'
 
 

@@ -37,7 +37,7 @@ def head_score_maps(readings: Readings) -> Figure:
     styles = [("Blues", 0.0, 1.0, "share of attention")] * len(maps)
     for inputs, scores in ({} if readings.copying is None else readings.copying.by_inputs).items():
         maps[f"copying of {inputs}"] = scores
-        styles.append(("RdBu_r", -1.0, 1.0, "score"))
+        styles.append(("PRGn", -1.0, 1.0, "score"))  # no blue, which is attention in the other maps
     return _maps(maps, styles)
 
 

@@ -50,6 +50,7 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
         [name, *map(head_name, (writer, reader)), f"{s.score:.3f}", f"{s.chance:.3f}", f"{s.multiple:.2f}"]
         for name, compositions in inspection.compositions.items()
         for writer, reader, s in compositions.largest(STRONGEST)
+        if s.multiple >= 1.0
     ]
     return [
         "<p>The composition score ||L R|| / (||L|| ||R||) measures how much of the output of a head is read by the "
@@ -61,7 +62,9 @@ def composition(inspection: Inspection, draw: Draw) -> list[str]:
         ),
         "</div>",
         "<h3>The strongest pairs</h3>",
-        table(["kind", "writing head", "reading head", "score", "chance", "multiple"], rows),
+        table(["kind", "writing head", "reading head", "score", "chance", "multiple"], rows)
+        if rows
+        else "<p>No pair has a score above chance.</p>",
     ]
 
 

@@ -80,6 +80,20 @@ def test_everything_is_inside_the_figure_and_nodes_do_not_overlap(name: str) -> 
     assert gaps.min() > 0.54, "circles have a diameter of 0.54"
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_labels_are_legible(name: str) -> None:
+    """They have 9 points, 12 pixels on a page, and none lies on another."""
+    axes = tnlib.draw(VALUES[name]()).figure.axes[0]
+    texts = [text for text in axes.texts if text.get_text()]
+    assert min(float(text.get_fontsize()) for text in texts) >= 9.0
+    for one, other in itertools.combinations(texts, 2):
+        (x0, y0), (x1, y1) = one.get_window_extent().get_points()
+        (u0, v0), (u1, v1) = other.get_window_extent().get_points()
+        points = 72 / axes.figure.dpi
+        overlap = points * (min(x1, u1) - max(x0, u0)), points * (min(y1, v1) - max(y0, v0))
+        assert min(overlap) < 1.0, f"{one.get_text()!r} lies on {other.get_text()!r}"
+
+
 @pytest.mark.parametrize("name", ["svd", "train", "vidal", "tucker", "cp", "array", "network", "network format"])
 def test_open_legs_are_the_shape(name: str) -> None:
     assert sorted(tnlib.draw(VALUES[name]()).diagram.open_legs) == [("k0", 3), ("k1", 4), ("k2", 5)]

@@ -48,12 +48,16 @@ def of_terms(ranks: tuple[int, ...] | None) -> tuple[Any, dict[str, np.ndarray]]
     return terms, factored(terms)
 
 
+def lettered(factors: Any) -> dict[str, np.ndarray]:
+    return dict(zip("ABC", factors, strict=True))
+
+
 def of_tucker(t: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    return t, numbered(t.factors) | {"core": t.core}
+    return t, lettered(t.factors) | {"core": t.core}
 
 
 def of_cp(t: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    return t, numbered(t.factors) | {"w": t.weights}
+    return t, lettered(t.factors) | {"w": t.weights}
 
 
 FORMATS: dict[str, Any] = {

@@ -23,7 +23,7 @@ from tnlib.drawing.layout import array_node
 from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.circuits.arguments import as_head
 
-STEP = 1.6  # distance between neighbours in a row
+STEP = 1.45  # distance between neighbours in a row
 ROW = 2.1  # distance between the wire of positions and that of the stream
 REACH = 0.9  # length of open legs
 
@@ -153,24 +153,21 @@ def stream_ends(layer: Attention, output: int, value: int, nodes: Sequence[Node]
     ]
 
 
-def softmax_label(layer: Attention, removed: str | None = None) -> str:
-    """Return the label of the function from scores to patterns, or to the change when the scores are `removed`."""
+def softmax_label(layer: Attention) -> str:
+    """Return the label of the function from scores, a contraction "...", to patterns."""
     causal = "causal " if layer.causal else ""
     window = "" if layer.window is None else f" over {layer.window} positions"
-    scores = [score_label(layer)] if removed is None else ["S", f"S - {removed}"]
+    scores = f"{layer.scale:.4g} ...{offsets_label(layer)}"
     if layer.softcap is not None:
-        inner = scores if removed is None else ["S", f"({scores[1]})"]
-        scores = [f"{layer.softcap:g} tanh({score} / {layer.softcap:g})" for score in inner]
-    return f"{causal}{' - '.join(f'softmax({score})' for score in scores)}{window}"
+        scores = f"{layer.softcap:g} tanh({scores} / {layer.softcap:g})"
+    return f"{causal}softmax({scores}){window}"
 
 
-def score_label(layer: Attention, *, offsets: bool = True) -> str:
-    """Return the scores in words, for a contraction "...", with what depends on the distance alone if `offsets`."""
-    score = f"{layer.scale:.4g} ..."
-    if not offsets:
-        return score
-    score += "" if layer.alibi is None else " - slope distance"
-    return score + ("" if layer.relative_bias is None else " + bias(distance)")
+def offsets_label(layer: Attention) -> str:
+    """Return the terms of the scores that depend on the distance alone, empty if there are none."""
+    return ("" if layer.alibi is None else " - slope distance") + (
+        "" if layer.relative_bias is None else " + bias(distance)"
+    )
 
 
 def qk_diagram(layer: Attention, head: int) -> Diagram:
@@ -310,7 +307,7 @@ def layer_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     selection, value_heads = to_key_value(layer, out, out + 2, len(nodes), (center + STEP / 2, floor + 0.95))
     nodes += selection
     # functions act on the last leg that leaves their bubble: source positions, and columns of a head
-    detour = () if layer.rotary is None else ((key_x + 0.7, 1.0), (key_x + 0.7, floor))
+    detour = () if layer.rotary is None else ((key_x + 0.8, 1.0), (key_x + 0.8, floor))
     legs = [
         Leg(hub, out, "heads", layer.n_heads),
         *_outputs(layer, n, nodes, query_at, out + 1, floor),

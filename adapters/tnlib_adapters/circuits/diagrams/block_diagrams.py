@@ -16,6 +16,7 @@ from tnlib_adapters.checkpoints.weight_stacks import mlp
 from tnlib_adapters.circuits.diagrams.attention_diagrams import REACH, STEP, layer_diagram, weight_node
 
 _SIDE = 0.9  # distance of the gate and of the gated matrix from the middle
+_BUBBLE_STEP = 2.0  # distance between neighbours if the rim of a bubble and a label are between them
 
 
 @accepts_models
@@ -151,9 +152,10 @@ def dense_diagram(weights: Sequence[Any], activation: str = "relu") -> Diagram:
                 "weights are (in, out)."
             )
     count = len(arrays)
-    nodes = [Node("tensor", "x", (count * STEP, 0.0))]
+    nodes = [Node("tensor", "x", (count * _BUBBLE_STEP, 0.0))]
     nodes += [
-        weight_node(f"W$_{k + 1}$", w, ((count - 1 - k) * STEP, 0.0), tip=1, way=-1.0) for k, w in enumerate(arrays)
+        weight_node(f"W$_{k + 1}$", w, ((count - 1 - k) * _BUBBLE_STEP, 0.0), tip=1, way=-1.0)
+        for k, w in enumerate(arrays)
     ]
     legs = [Leg(k, k + 1, "in" if k == 0 else f"layer {k}", len(w)) for k, w in enumerate(arrays)]
     legs.append(Leg(count, None, "out", arrays[-1].shape[1], (-REACH, 0.0)))

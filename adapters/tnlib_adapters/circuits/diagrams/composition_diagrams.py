@@ -14,13 +14,12 @@ from tnlib_adapters.circuits.diagrams.attention_diagrams import (
     REACH,
     STEP,
     chain,
+    offsets_label,
     output_value,
     query_key,
     read_stream,
     refuse_norm,
     rotation_legs,
-    score_label,
-    softmax_label,
     stream_copy,
     turned,
 )
@@ -140,8 +139,10 @@ def _virtual_head(later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
 def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, layers: Layers = None) -> Diagram:
     """Return the diagram of one of the ten terms of two layers, for a pair of heads.
 
-    Contracted, the bubble holds the term of the scores. Its function is what the pattern loses without them: with S,
-    all scores of the later head, softmax(S) - softmax(S - term).
+    Contracted, the bubble holds a term of the scores, before the score scale, which the title states. The function of
+    the bubble is the change of the attention pattern when this term is removed: with S, all scores of the later head,
+    softmax(S) - softmax(S - scale term), masked as in the layer. If neither queries nor keys read the earlier head,
+    ALiBi or the relative bias belong to the term, and the label states them.
 
     Parameters
     ----------
@@ -169,7 +170,7 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, lay
     >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
     [0, 1, 3]
     >>> term_diagram("K", *heads).bubbles[0].label
-    'causal softmax(S) - softmax(S - 0.25 ...)'
+    'change of the pattern'
     """
     if not is_one_of(name, NAMES):
         raise ArgumentError(f"term_diagram: name must be one of {', '.join(NAMES)}, got {name!r}; choose one.")
@@ -186,7 +187,7 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, lay
     )
     alone = f"second: {reader.name}{of_layer[1]} alone"
     title = f"{name}: the {composed_sides} of {reader.name} read {writer.name}" if sides else alone
-    return replace(_later(reader, writer, sides), title=f"{title}; S: all scores of {reader.name}")
+    return replace(_later(reader, writer, sides), title=f"{title}; scores times {reader.layer.scale:.4g}")
 
 
 def _direct(head: _DrawnHead) -> Diagram:
@@ -225,8 +226,9 @@ def _later(later: _DrawnHead, earlier: _DrawnHead, sides: str) -> Diagram:
     right_end = max(node.position[0] for node in nodes)
     floor = min(node.position[1] for node in nodes) - (2.8 if "V" in sides else 1.6)
     # the first parts of queries and keys, the embedding, hold what depends on the distance alone
-    removed = score_label(later_layer, offsets="Q" not in sides and "K" not in sides)
-    bubble = Bubble(tuple(range(len(nodes))), softmax_label(later_layer, removed))
+    offsets = "" if "Q" in sides or "K" in sides else offsets_label(later_layer)
+    label = "change of the pattern" + (f", scores{offsets}" if offsets else "")
+    bubble = Bubble(tuple(range(len(nodes))), label)
     first = len(nodes)
     values, value_legs = _value_row(later, earlier, (right_end, floor), first, composed="V" in sides)
     left = min(-_OPEN_LEG, values[0].position[0] - REACH)
