@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from tnlib_adapters.architectures.architecture import Mlp, Routing, Settings, inverse_root
 
@@ -119,6 +120,11 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return (*slopes, *finer[: n_heads - power])
 
 
+def bloom_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...]:
+    """Return the ALiBi slopes without further scaling."""
+    return alibi_slopes(n_heads)
+
+
 def falcon_alibi(settings: Settings, n_heads: int, d_head: int) -> tuple[float, ...] | None:
     """Return the ALiBi slopes if enabled; Falcon adds the bias before the score scale."""
     if not settings["alibi"]:
@@ -131,6 +137,31 @@ def falcon_kv_heads(settings: Settings, n_heads: int) -> int:
     if settings["new_decoder_architecture"]:
         return settings["num_kv_heads"] or n_heads
     return 1 if settings["multi_query"] else n_heads
+
+
+def falcon_parallel(settings: Settings) -> bool:
+    """Return True if attention and feed-forward layer read the same stream."""
+    return bool(settings["new_decoder_architecture"] or settings["parallel_attn"])
+
+
+def neox_parallel(settings: Settings) -> bool:
+    """Return True if attention and feed-forward layer read the same stream."""
+    return bool(settings["use_parallel_residual"])
+
+
+def roberta_first_position(settings: Settings) -> int:
+    """Return the row of the position embeddings for the first token."""
+    return int(settings["pad_token_id"]) + 1
+
+
+def deepseek_rope_layout(settings: Settings) -> Literal["pairs", "halves"]:
+    """Return which columns a rotary embedding rotates together."""
+    return "pairs" if settings["rope_interleave"] else "halves"
+
+
+def opt_norm_place(settings: Settings) -> Literal["before", "after"]:
+    """Return where the norms of a block are."""
+    return "before" if settings["do_layer_norm_before"] else "after"
 
 
 def opt_final_norm(settings: Settings) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tnlib_adapters.architectures.architecture import Architecture, Experts, Latent, Mlp, Rope
 from tnlib_adapters.architectures.layer_settings import (
     deepseek_experts,
+    deepseek_rope_layout,
     deepseek_v2_routing,
     deepseek_v3_routing,
     gemma2_scale,
@@ -221,9 +222,7 @@ DEEPSEEK_V3 = replace(
         d_value="v_head_dim",
     ),
     scale=latent_scale,
-    rope=Rope(
-        layout=lambda settings: "pairs" if settings["rope_interleave"] else "halves", n_columns="qk_rope_head_dim"
-    ),
+    rope=Rope(layout=deepseek_rope_layout, n_columns="qk_rope_head_dim"),
     experts=_DEEPSEEK_V3_EXPERTS,
     rule_keys=("rope_interleave", "first_k_dense_replace", *_ROUTING_KEYS, "norm_topk_prob"),
     defaults={

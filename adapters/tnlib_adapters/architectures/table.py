@@ -10,12 +10,16 @@ from tnlib import FileFormatError
 from tnlib_adapters.architectures.architecture import Architecture, Decoder, Mlp, RelativeBiasKeys, Rope
 from tnlib_adapters.architectures.config_keys import Config, read_model_type
 from tnlib_adapters.architectures.layer_settings import (
-    alibi_slopes,
+    bloom_alibi,
     falcon_alibi,
     falcon_kv_heads,
+    falcon_parallel,
     gpt2_scale,
+    neox_parallel,
     no_scale,
     opt_final_norm,
+    opt_norm_place,
+    roberta_first_position,
     t5_feed_forward,
 )
 from tnlib_adapters.architectures.llama_family import (
@@ -67,7 +71,7 @@ BERT = Architecture(
 ROBERTA = replace(
     BERT,
     model_type="roberta",
-    first_position=lambda settings: settings["pad_token_id"] + 1,
+    first_position=roberta_first_position,
     padding="pad_token_id",
     rule_keys=("pad_token_id",),
     masked_head="lm_head",
@@ -180,7 +184,7 @@ GPT_NEOX = Architecture(
         norm="layers.{layer}.post_attention_layernorm",
         activation="hidden_act",
     ),
-    parallel=lambda settings: settings["use_parallel_residual"],
+    parallel=neox_parallel,
     rule_keys=("use_parallel_residual",),
     final_norm="final_layer_norm",
     unembed=("embed_out", "lm_head", "embed_in"),
@@ -197,7 +201,7 @@ OPT = Architecture(
     context="max_position_embeddings",
     embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
     first_position=2,
-    norm_place=lambda settings: "before" if settings["do_layer_norm_before"] else "after",
+    norm_place=opt_norm_place,
     rule_keys=("do_layer_norm_before", "_remove_final_layer_norm"),
     norm_eps="layer_norm_eps",
     attention_norm="decoder.layers.{layer}.self_attn_layer_norm",
@@ -263,7 +267,7 @@ FALCON = Architecture(
         norm=("h.{layer}.ln_mlp", "h.{layer}.post_attention_layernorm", "h.{layer}.input_layernorm"),
         activation="activation",
     ),
-    parallel=lambda settings: settings["new_decoder_architecture"] or settings["parallel_attn"],
+    parallel=falcon_parallel,
     rule_keys=("new_decoder_architecture", "num_kv_heads", "multi_query", "parallel_attn"),
     final_norm="ln_f",
     unembed=("lm_head", "word_embeddings"),
@@ -280,7 +284,7 @@ BLOOM = Architecture(
     fused="groups",
     stored="out_in",
     causal=True,
-    alibi=lambda settings, n_heads, d_head: alibi_slopes(n_heads),
+    alibi=bloom_alibi,
     embeddings=("word_embeddings",),
     norm_place="before",
     norm_eps="layer_norm_epsilon",

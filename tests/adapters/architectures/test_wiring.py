@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from checkpoint_folders import change_config, change_tensors
 from oracles import refused
 from tnlib_adapters import builtin_path, open_checkpoint
+from tnlib_adapters.architectures.table import ARCHITECTURES
 from tnlib_adapters.architectures.wiring import ExpertsWiring, Linear, NormWiring
 from tnlib_adapters.attention.layer_arguments import wire_model
 from tnlib_adapters.checkpoints.residual_stream import read_stream
@@ -203,3 +205,9 @@ def test_factors_of_a_matrix_that_the_model_has_not(tmp_path: Path) -> None:
     change_config(folder, quantization_config=section)
     with refused(FileFormatError, "open_checkpoint", "'mlp.up'", "compress again"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_an_architecture_can_be_sent_to_another_process(model_type: str) -> None:
+    row = ARCHITECTURES[model_type]
+    assert repr(pickle.loads(pickle.dumps(row))) == repr(row)  # partial functions compare by identity
