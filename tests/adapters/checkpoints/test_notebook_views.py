@@ -78,7 +78,7 @@ def test_views_have_the_numbers(model: Checkpoint, llama: Checkpoint) -> None:
     parsed(found._repr_html_())
     logit = VIEWS["logit"](llama)
     name = logit.names[int(np.abs(logit.direct).argmax())]
-    assert f"<td>{name}</td><td>{logit.direct[logit.names.index(name)]:.3f}</td>" in logit._repr_html_()
+    assert f'<td class="text">{name}</td><td>{logit.direct[logit.names.index(name)]:.3f}</td>' in logit._repr_html_()
 
 
 AGREES = {
