@@ -111,7 +111,10 @@ def test_bits_of_every_weight(folders: Any, text: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     for own in report.rounded:
         name = f"{own.module}, {own.of}" if own.of else own.module
-        assert f"<td>{name}</td><td>{own.bits}</td><td>{own.rank or ''}</td><td>{own.group or ''}</td>" in page
+        assert (
+            f'<td class="text">{name}</td><td>{own.bits}</td><td>{own.rank or ""}</td><td>{own.group or ""}</td>'
+            in page
+        )
     assert "% of its" not in page
 
 
