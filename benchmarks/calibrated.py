@@ -90,7 +90,7 @@ def without_fit() -> Run:
         import torch
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
         from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of
-        from tnlib_adapters.compression.calibration.fit_by_block import collect_calibration
+        from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.compressed_part import compressed_weights
         from tnlib_adapters.compression.evaluate import Reference
         from tnlib_adapters.compression.methods.factorisation import Factorisation

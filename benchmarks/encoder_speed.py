@@ -165,8 +165,8 @@ def compressed(source: Path, kept: Path, scratch: Path) -> dict[str, Path]:
     return folders
 
 
-def integer_table(source: Path, scratch: Path) -> list[str]:
-    """Return the rows of integers in onnxruntime: MB, milliseconds of one text, and cosine on the manuals in torch."""
+def print_integers(source: Path, scratch: Path) -> None:
+    """Print the table of integers in onnxruntime: MB, milliseconds of one text, and cosine on the manuals in torch."""
     text, tested, folder = scratch / "calibration", scratch / "manuals", scratch / "integers"
     text.write_text(calibration_text("both", 0), encoding="utf-8")
     tested.write_text("\n".join(tested_sentences("manuals")), encoding="utf-8")
@@ -185,12 +185,10 @@ def integer_table(source: Path, scratch: Path) -> list[str]:
             start = time.process_time()
             run(*ONE_TEXT)
             seconds[name].append(time.process_time() - start)
-    table = ["| model | MB | ms | manuals: cosine, mean |", "|---|---|---|---|"]
+    print("| model | MB | ms | manuals: cosine, mean |", "|---|---|---|---|", sep="\n")
     for name, file, similarity in zip(runs, files, ("1", "1", f"{cosine:.4f}"), strict=True):
         milliseconds = 1000 * statistics.median(seconds[name])
-        table.append(f"| {name} | {file.stat().st_size / 1e6:.1f} | {milliseconds:.1f} | {similarity} |")
-        print(table[-1], flush=True)
-    return table
+        print(f"| {name} | {file.stat().st_size / 1e6:.1f} | {milliseconds:.1f} | {similarity} |")
 
 
 def write_tables(tables: Sequence[list[str]]) -> None:
@@ -215,7 +213,7 @@ def main(folders: Path | None, integers: bool, write: bool) -> None:
     source = folder_of("minilm")
     with tempfile.TemporaryDirectory() as scratch:
         if integers:
-            integer_table(source, Path(scratch))
+            print_integers(source, Path(scratch))
             return
         kept = compressed(source, folders or Path(scratch), Path(scratch))
         tables = [quality_table(source, kept, Path(scratch)), time_table(source, kept, Path(scratch))]

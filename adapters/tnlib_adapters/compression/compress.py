@@ -143,14 +143,14 @@ def compress(
         workspace.workers = Workers.of(run.executor)
         plan = make_plan(original, request, None if text is None else text.sequences, workspace)
         release_free_memory()  # what the factorisation took, before a second model is in memory
-        with whole_folder(target) as partial:
-            for step in write_checkpoint(checkpoint, plan, layout, partial):
+        with whole_folder(target) as unfinished:
+            for step in write_checkpoint(checkpoint, plan, layout, unfinished):
                 progress(*step)
-            written = open_checkpoint(partial)
+            written = open_checkpoint(unfinished)
             report = _report(original, written, plan, request, text, started)
-            write_report(report, partial)
+            write_report(report, unfinished)
             if layout == GGUF:
-                to_gguf(written, partial / GGUF_FILE)
+                to_gguf(written, unfinished / GGUF_FILE)
             check_target("compress", target, checkpoint.folder.path, force=run.force)
     if request.folder is not None:
         CalibrationFolder(request.folder).finish()

@@ -23,7 +23,7 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of, with_bias_row  # noqa: E402
-from tnlib_adapters.compression.calibration.fit_by_block import (  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
     collect_calibration,
     fold_biases,
 )

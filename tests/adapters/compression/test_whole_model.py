@@ -23,7 +23,7 @@ from compressed_folders import read_config  # noqa: E402
 from oracles import refused  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, evaluate, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import ComponentOptions, calibrated_parts  # noqa: E402
-from tnlib_adapters.compression.calibration.fit_by_block import collect_calibration  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.compressed_part import compressed_weights, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402

@@ -11,12 +11,8 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.fit_by_block import (
-    ChosenWeights,
-    ReadWeight,
-    WeightGroup,
-    factorise_and_fit,
-)
+from tnlib_adapters.compression.calibration.collect_calibration import ReadWeight, WeightGroup
+from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import (
     Components,

@@ -12,12 +12,8 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.fit_by_block import (
-    ChosenWeights,
-    ReadWeight,
-    WeightGroup,
-    factorise_and_fit,
-)
+from tnlib_adapters.compression.calibration.collect_calibration import ReadWeight, WeightGroup
+from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF

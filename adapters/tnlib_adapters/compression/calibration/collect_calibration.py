@@ -1,0 +1,165 @@
+"""The weights of a checkpoint read in groups, a block or those outside, and factorised by statistics of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, starmap
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tnlib._typing import Array
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
+from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
+from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
+from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
+from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.request import Request
+from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
+from tnlib_adapters.factors.projections import Projections, Sizes, put_together, take_apart
+
+if TYPE_CHECKING:
+    from tnlib_adapters.instrument.block_passes import Streams
+    from tnlib_adapters.instrument.running_model import Batch, RunningModel
+    from tnlib_adapters.instrument.stored_weights import Change, Group
+
+
+class ReadWeight(NamedTuple):
+    """A weight of a model as it is read, with biases folded."""
+
+    weight: ModelWeight
+    values: Array  # (in, out)
+    bias: Array | None  # of a projection; None where there is none, or where it stays in its own tensor
+
+
+class WeightGroup(NamedTuple):
+    """Weights of one block, or one outside the blocks, and calibration statistics of these at least."""
+
+    weights: list[ReadWeight]
+    statistics: Statistics
+
+    def by_module(self, options: Iterable[WeightOptions]) -> dict[str, Factorised]:
+        """Return the options of all weights in their modules."""
+        modules = dict[str, dict[str, WeightOptions]]()
+        for (weight, *_), of_weight in zip(self.weights, options, strict=True):
+            modules.setdefault(weight.module, {})[weight.of] = of_weight
+        fixed = {
+            own.weight.module: own.weight.bias.size for own in self.weights if own.weight.bias and not own.weight.of
+        }
+        return {module: ModuleWeights(weights, fixed.get(module, 0)) for module, weights in modules.items()}
+
+
+def read_group(checkpoint: Checkpoint, weights: Sequence[ModelWeight], statistics: Statistics) -> Iterator[WeightGroup]:
+    """Read the weights of a group; tables, which are large, one after the other."""
+    if any(own.group == OUTSIDE for own in weights):
+        for own in weights:
+            yield WeightGroup([ReadWeight(own, own.read(), None)], statistics.of_keys(own.keys))
+        return
+    projections = Projections({}, {})
+    if any(own.of for own in weights):
+        read, keys = checkpoint.projections(weights[0].group), not has_rotary_or_norms(checkpoint)
+        projections = fold_biases(read, checkpoint.sizes, keys=keys)
+    values = ((own, projections.weights[own.of] if own.of else own.read()) for own in weights)
+    yield WeightGroup([ReadWeight(own, array, projections.biases.get(own.of)) for own, array in values], statistics)
+
+
+def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projections:
+    """Return projections with b_K = 0 if `keys`, and with b_V moved into the output bias if there is one.
+
+    b_K adds a constant to all scores of a query, which softmax removes, and the rows of a pattern sum to 1.
+    """
+    biases = dict(projections.biases)
+    if keys and "k" in biases:
+        biases["k"] = np.zeros_like(biases["k"])
+    if "v" in biases and "o" in biases:
+        by_head = sizes.repeated(biases["v"].reshape(sizes.kv_heads, -1))
+        added = by_head.ravel().astype(np.float64) @ projections.weights["o"]
+        biases["o"] = (biases["o"] + added).astype(biases["o"].dtype)
+        biases["v"] = np.zeros_like(biases["v"])
+    return Projections(projections.weights, biases)
+
+
+def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
+    """Return the change of the weights of a model by `fold_biases`, which no output notices."""
+    import torch
+
+    layers = model.wiring.layers
+
+    def change(group: int, values: Group) -> Group:
+        if not 0 <= group < len(layers) or layers[group].attention.latent is not None:
+            return values
+        attention = layers[group].attention
+        projections = take_apart(attention, lambda name: values[name].numpy() if name in values else None)
+        folded = put_together(attention, fold_biases(projections, model.sizes, keys=keys))
+        return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
+
+    return change
+
+
+PartsOf = Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
+
+
+def collect_calibration(
+    checkpoint: Checkpoint,
+    model: RunningModel,
+    batches: Sequence[Batch],
+    parts_of: PartsOf,
+    request: Request,
+    *,
+    folder: CalibrationFolder | None = None,
+    workspace: Workspace | None = None,
+) -> dict[str, LazyPart]:
+    """Return the weights that a request selects, by module, factorised by statistics of a text.
+
+    The statistics are collected block by block; `parts_of` factorises the weights of a group. Without a `folder`, what
+    is between blocks is in a temporary one. `workspace` has the memory and files of the factorised weights, and the
+    executor.
+    """
+    from tnlib_adapters.instrument.block_passes import OuterLayers, forward
+    from tnlib_adapters.instrument.weight_inputs import find_uses
+
+    folder, workspace = folder or CalibrationFolder(), workspace or Workspace()
+    weights = compressed_weights(checkpoint, request.what, with_text=True)
+    check_tokens(model.function, batches, widest_component(weights))
+    sample = sample_batches(batches, request.tokens // 2)
+    if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
+        model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
+    uses, groups = find_uses(model, weights), {own.group for own in weights}
+    streams = streams_of_fit(model, batches, folder, request)
+    folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches))
+    done, parts = folder.groups(), dict[str, LazyPart]()
+
+    def collected() -> Iterator[tuple[list[ModelWeight], Statistics]]:
+        """Yield the weights of every group, and their statistics."""
+        if set(done) < groups:
+            keeps = folder.keeps_streams
+            passes = StatisticsPasses(model, uses, sample, streams, request.run.progress, keeps_streams=keeps)
+            for group, statistics in passes.run(done):
+                folder.save(group, statistics)
+                yield [own for own in weights if own.group == group], statistics
+                del statistics  # before those of the next group
+        elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
+            forward(OuterLayers(model), streams, inputs=None if folder.keeps_streams else ())
+        for group in done:  # collected before
+            of_group = [own for own in weights if own.group == group]
+            yield of_group, folder.statistics(group, {key for own in of_group for key in own.keys})
+
+    # without a name for the weights of a part, which would stay in memory while the next are read
+    read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected()))
+    for made in workspace.workers.map(map(partial(partial, parts_of), read)):
+        parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
+        del made  # before the next group is read
+    return {own.module: parts[own.module] for own in weights}
+
+
+def streams_of_fit(
+    model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request
+) -> Streams:
+    """Return the streams of the batches of the fit, of which those of the statistics are the first."""
+    from tnlib_adapters.instrument.block_passes import Streams
+
+    return Streams(folder.path, sample_batches(batches, request.tokens), model.sizes.d_model, model.dtype)
