@@ -2,8 +2,8 @@
 
 import contextlib
 import doctest
-import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -154,8 +154,7 @@ def returned_by() -> dict[str, list[str]]:
     lists = "".join(page.read_text(encoding="utf-8") for page in Path(__file__).parent.glob("api*.md"))
     sources: dict[str, list[str]] = {}
     for name in re.findall(r"^   (tnlib\S*)$", lists, re.MULTILINE):
-        module, _, member = name.rpartition(".")
-        value = getattr(importlib.import_module(module), member)
+        value = pkgutil.resolve_name(name)
         methods = vars(value).items() if isinstance(value, type) else ()
         functions = {name: value, **{f"{name}.{key}": method for key, method in methods if key[0] != "_"}}
         for function, called in functions.items():

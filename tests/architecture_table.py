@@ -261,7 +261,7 @@ The other columns are errors:
   keys are normalised
 - **outputs**: `frozen(patterns)` with the model's attention patterns
 - **in memory**: weights of `Attention.from_module` compared with those of the saved folder
-- **forward**: logits, or hidden states, of `tnlib_adapters.reference.model.run`
+- **forward**: logits, or hidden states, of `tnlib_adapters.reference.run`
 - **folded**: logits of transformers, for a folder with norms and value biases folded
 - **rotated**: the same with the residual stream in another basis; "norms stay" if a norm cannot be folded, "other
   parts" if parts of the model that tnlib does not know, such as a pooler, read the stream
@@ -273,33 +273,39 @@ The other columns are errors:
 """
 
 NOTES = """
-Details and limits:
+## Positions
 
-- Rotary embeddings: `qk(head)` without a distance is refused. `qk(head, distance)` is exact at any distance,
+- **Rotary embeddings**: `qk(head)` without a distance is refused. `qk(head, distance)` is exact at any distance,
   `qk_tensor(head, distances)` returns several distances in Tucker form, and `plane=` selects one frequency. Variants:
   default, linear, dynamic, YaRN with its attention factor, Llama 3, longrope. If frequencies depend on the sequence
   length (dynamic, longrope), pass `length=`; the default is for sequences no longer than the training context.
-- Relative biases (T5) add a learned number per binned distance to a score. They add one to the rank, as ALiBi does. In
-  a decoder all bins are for keys before the query.
-- In a T5 with a decoder, the layers of the encoder come first. A block of the decoder is two layers: self-attention,
-  then cross-attention. The queries of cross-attention read the stream of the decoder; its keys and values read the
-  output of the encoder, without positional terms. `scores(x, memory)` takes both inputs, and `qk` and `ov` are bilinear
-  forms of both. `run` takes `decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions
-  that follow one stream from layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) refuse a T5
-  with a decoder and accept its encoder alone.
-- ALiBi subtracts slope times distance from a score. transformers adds slope times the position of the key instead,
+- **Relative biases** (T5) add a learned number per binned distance to a score, and one to the rank, as ALiBi does. In a
+  decoder all bins are for keys before the query.
+- **ALiBi** subtracts slope times distance from a score. transformers adds slope times the position of the key instead,
   which shifts all scores of a query by the same amount; softmax is invariant to this shift.
-- Normalised queries and keys (Qwen3) have no bilinear form: `qk` raises an error, and `numerator()` returns the layer
-  without the division of queries and keys by their norms. The same holds if queries, keys and values are computed from
-  normalised low-rank latent vectors (DeepSeek). In this case `ov` raises an error too, and `frozen` requires the
-  divisors, `value_divisors(x)`. `scores` always applies soft caps (Gemma 2).
-- Grouped-query attention: `qk_group` and `ov_group` return the forms of all query heads that share a key and value
+- In transformers, eager attention of Falcon adds ALiBi twice. The row in the table is for its default attention, which
+  adds it once, and rounds slope times position to bfloat16: exact for the heads in the table. tnlib does not round.
+
+## Heads
+
+- **Normalised queries and keys** (Qwen3) have no bilinear form: `qk` raises an error, and `numerator()` returns the
+  layer without the division by their norms. `scores` always applies soft caps (Gemma 2).
+- **Latent vectors** (DeepSeek): queries, keys and values are computed from normalised low-rank vectors. `qk` and `ov`
+  raise an error, and `frozen` requires the divisors, `value_divisors(x)`.
+- **Grouped-query attention**: `qk_group` and `ov_group` return the forms of all query heads that share a key and value
   head, with the shared weights as one factor.
-- Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
-  change them, and refuses `--what mlp` and `--what all`.
-- Attention on latent vectors (DeepSeek) is stored as maps to and from them. Methods `matrix`, `ttm` and `calibrated` of
-  `compress` factorise each map, and the output projection, as a matrix; `heads`, `tucker` and `cp` are refused.
-  `fix_gauge` accepts `attention(layer).numerator()`, not the checkpoint.
+- `head(layer, head)` of a checkpoint reads one head only.
+
+## T5 with a decoder
+
+The layers of the encoder come first. A block of the decoder is two layers: self-attention, then cross-attention, whose
+queries read the stream of the decoder and whose keys and values read the output of the encoder, without positional
+terms. `scores(x, memory)` takes both inputs, and `qk` and `ov` are bilinear forms of both. `run` takes
+`decoder_tokens`. Both streams share one embedding, and `rotate` rotates both. Functions that follow one stream from
+layer to layer (circuits, `inspect`) or run a text (`evaluate`, `--calibrate`) accept the encoder alone.
+
+## Folding, rotating, gauges
+
 - `rotate` is refused where the weights of a norm cannot be folded: norms on the stream itself (BERT, OPT with norms
   after the sublayers, the embedding norm of BLOOM), norms on the output of a sublayer (Gemma 2), and a final norm whose
   output is read by no weight that tnlib knows. It is also refused if parts that tnlib does not know, such as poolers,
@@ -307,14 +313,18 @@ Details and limits:
 - `fix_gauge` maps all models that differ only by the gauges and the order of their heads to one model. With rotary
   embeddings or a soft cap the scores depend on a key bias, so it is kept, except on columns that are not rotated. With
   ALiBi and relative biases heads are not reordered. Normalised queries and keys leave a smaller gauge group, which is
-  [fixed as well](gauges.md#attention-heads).
+  [fixed as well](gauges.md#attention-heads). For latent vectors it accepts `attention(layer).numerator()`, not the
+  checkpoint.
+
+## Compression
+
 - Methods `matrix`, `ttm`, `tucker` and `cp` are the same for all architectures. `heads` truncates QK as one product, or
   W_Q and W_K as matrices if rotary embeddings or norms act between them. OV is one product in every architecture, that
   of all query heads that share a value head.
-- `head(layer, head)` of a checkpoint reads one head only.
-- In transformers, eager attention of Falcon adds ALiBi twice. The row in the table is for its default attention, which
-  adds it once. The default rounds slope times position to bfloat16, which is exact for the heads in the table; tnlib
-  does not round.
+- Latent vectors are stored as maps to and from them. Methods `matrix`, `ttm` and `calibrated` factorise each map, and
+  the output projection, as a matrix; `heads`, `tucker` and `cp` are refused.
+- Experts (Mixtral, Qwen3-MoE, DeepSeek), shared experts included, can be folded, rotated and run. `compress` does not
+  change them, and requires `--what attention`.
 """
 
 

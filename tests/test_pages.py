@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib
 import inspect
 import json
+import pkgutil
 import re
 import tempfile
 from pathlib import Path
@@ -301,12 +301,7 @@ def public_names() -> dict[str, object]:
     text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in API)
     names = re.findall(r"^   (tnlib\S*)$", text, flags=re.MULTILINE)
     assert len(set(names)) == len(names) > 150
-    values = {}
-    for name in names:
-        module, _, member = name.rpartition(".")
-        assert hasattr(importlib.import_module(module), member), f"a page names {name}"
-        values[name] = getattr(importlib.import_module(module), member)
-    return values
+    return {name: pkgutil.resolve_name(name) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 from . import circuits as circuits
+from . import reference as reference
 from .attention.attention import Attention as Attention
 from .attention.frozen_attention import FrozenAttention as FrozenAttention
 from .attention.norms import HeadNorm as HeadNorm
@@ -21,6 +22,7 @@ from .compression.options import Run as Run
 from .compression.plan_run import PlannedRun as PlannedRun
 from .compression.plan_run import plan as plan
 from .data import builtin_path as builtin_path
+from .data.repeats import repeated_segments as repeated_segments
 from .frozen.frozen_model import FrozenModel as FrozenModel
 from .frozen.frozen_model import freeze as freeze
 from .frozen.frozen_stack import FrozenPaths as FrozenPaths
@@ -28,6 +30,7 @@ from .frozen.frozen_stack import FrozenStack as FrozenStack
 from .frozen.frozen_stack import ResidualProduct as ResidualProduct
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
+from .transformers_plugin.export_onnx import export_onnx as export_onnx
 from .transforms.folding import Transformed as Transformed
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors

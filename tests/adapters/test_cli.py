@@ -30,6 +30,7 @@ from slow_cases import mostly_slow
 from tnlib_adapters import Budget, builtin_path, cli, open_checkpoint
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.options import LAYOUTS
+from tnlib_adapters.compression.report import megabytes
 
 KEY = "layers.1.attention.key.weight"
 
@@ -55,7 +56,7 @@ def test_compress(method: str, layout: str, tmp_path: Path) -> None:
                  f"{layer['n_before']:,}", f"{layer['n_after']:,}")  # fmt: skip
         assert [line for line in result.stdout.splitlines() if all(str(cell) in line for cell in cells)]
     assert f"{report['kept']:.4f} of the parameters of attention kept" in result.stdout
-    assert f"{sum(report['bytes_after'].values()) / 1e6:.2f} MB" in result.stdout
+    assert megabytes(sum(report["bytes_after"].values())) in result.stdout
     assert result.stdout.splitlines()[-3:] == [
         f"written to {out}, with tnlib_report.html; load it with:",
         "    import tnlib_adapters",

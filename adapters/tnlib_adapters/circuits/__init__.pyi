@@ -43,6 +43,7 @@ from .discovery.mib_circuit import save_mib_circuit as save_mib_circuit
 from .discovery.target_loss import LogitDifference as LogitDifference
 from .heads.head_reading import HeadReading as HeadReading
 from .heads.head_reading import TokenVectors as TokenVectors
+from .heads.head_reading import VectorSide as VectorSide
 from .heads.head_reading import read_head as read_head
 from .heads.induction_heads import Induction as Induction
 from .heads.induction_heads import find_induction as find_induction

@@ -20,6 +20,7 @@ from tnlib_adapters.compression.methods.decompositions import factorise_layer, h
 from tnlib_adapters.compression.methods.method_table import TABLE, resolve
 from tnlib_adapters.compression.methods.quantized import Metric, QuantizedWeight
 from tnlib_adapters.compression.options import Budget, Calibration, Run
+from tnlib_adapters.compression.report import megabytes
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import (
     CalibrationText,
@@ -92,10 +93,10 @@ class PlannedRun:
     seconds: float
 
     def __str__(self) -> str:
-        after = "depends on the error" if self.bytes_after is None else f"at most {_megabytes(self.bytes_after)}"
+        after = "depends on the error" if self.bytes_after is None else f"at most {megabytes(self.bytes_after)}"
         lines = {
-            "model": f"{self.n_parameters:,} parameters in {self.n_blocks} blocks, {_megabytes(self.n_bytes)}",
-            "compressed part": f"{self.n_before:,} parameters, {_megabytes(self.bytes_before)}",
+            "model": f"{self.n_parameters:,} parameters in {self.n_blocks} blocks, {megabytes(self.n_bytes)}",
+            "compressed part": f"{self.n_before:,} parameters, {megabytes(self.bytes_before)}",
             "all weights in OUT": after,
             "tokens": ", ".join(f"{count:,} for {name}" for name, count in self.tokens.items()),
             "memory": f"at least {math.ceil(self.memory / 1e7) * 10:,} MB, with --max-memory" if self.tokens else "",
@@ -297,7 +298,3 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"about {seconds:.0f} seconds"
     return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
-
-
-def _megabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:,.2f} MB"

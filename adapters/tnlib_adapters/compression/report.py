@@ -180,7 +180,7 @@ def size_text(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """Return the bytes of all weights before and after, and the error; of the weights, if there was no text."""
-    before, after = (_mb(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
+    before, after = (megabytes(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
     sizes = f"all weights: {before} -> {after}"
     is_on_text = report.plain_measured is not None
     if report.measured is None or not (is_on_text or report.measure == RELATIVE):
@@ -192,7 +192,7 @@ def part_sizes(report: Report) -> str:
     """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
     bits = 8 * after / report.n_before
-    sizes = f"{report.subject}: {_mb(before)} -> {_mb(after)}, {bits:.2f} bits per parameter"
+    sizes = f"{report.subject}: {megabytes(before)} -> {megabytes(after)}, {bits:.2f} bits per parameter"
     if report.average_bits is None or report.layout not in ENGINES or bits < report.average_bits + 0.005:
         return sizes
     return f"{sizes}, of which {bits - report.average_bits:.2f} are indices and zero points of the layout"
@@ -226,9 +226,9 @@ def _sizes(report: Report) -> list[Line]:
     numbers = (f"parameters in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}")
     lines = [
         (f"parameters in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
-        (f"bytes of the {subject}", _mb(report.compressed(before)), _mb(report.compressed(after))),
-        ("the same in plain int8", "", _mb(report.plain_bytes)),
-        ("all weights on disk", _mb(sum(before.values())), _mb(sum(after.values()))),
+        (f"bytes of the {subject}", megabytes(report.compressed(before)), megabytes(report.compressed(after))),
+        ("the same in plain int8", "", megabytes(report.plain_bytes)),
+        ("all weights on disk", megabytes(sum(before.values())), megabytes(sum(after.values()))),
     ]
     if report.is_rounded and report.average_bits is not None:
         share = 8 * report.compressed(before) / report.n_before
@@ -291,8 +291,13 @@ def _errors(report: Report) -> list[Line]:
     return lines
 
 
-def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.2f} MB"
+def megabytes(n_bytes: int) -> str:
+    """Return a size in MB, in kB below 0.1 MB.
+
+    >>> megabytes(91_190_000), megabytes(33_280)
+    ('91.19 MB', '33.28 kB')
+    """
+    return f"{n_bytes / 1e6:,.2f} MB" if n_bytes >= 100_000 else f"{n_bytes / 1e3:.2f} kB"
 
 
 def show_report(report: Report, out: Path) -> None:
@@ -301,7 +306,7 @@ def show_report(report: Report, out: Path) -> None:
     if remark := verdict(report):
         click.echo(part_sizes(report))
         bits = f"{8 * report.plain_bytes / report.n_before:.2f} bits"
-        click.echo(f"  {INT8}: {report.plain_bytes / 1e6:.2f} MB, {bits}; {report.plain_measured:.2g}")
+        click.echo(f"  {INT8}: {megabytes(report.plain_bytes)}, {bits}; {report.plain_measured:.2g}")
         click.echo(f"{remark[0].upper()}{remark[1:]}.")
         if report.max_error is not None and report.measured is not None and report.measured > report.max_error:
             click.echo(

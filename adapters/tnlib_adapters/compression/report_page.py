@@ -10,7 +10,7 @@ import numpy as np
 
 from tnlib._html import table
 from tnlib_adapters.compression.methods.factorisation import RELATIVE
-from tnlib_adapters.compression.report import INT8, Report, headline, size_text, summarise, verdict
+from tnlib_adapters.compression.report import INT8, Report, headline, megabytes, size_text, summarise, verdict
 from tnlib_adapters.compression.request import PAGE, REPORT
 from tnlib_adapters.files.folder import NOTE, split_card
 from tnlib_adapters.html_page import page, svg
@@ -129,10 +129,10 @@ def error_curve(report: Report) -> Figure:
     if report.measured is not None:
         ax.plot(x, report.measured, "D", color=_MEASURED, ms=5, label=f"measured: {report.measured:.3g}", zorder=3)
     if report.plain_measured is None:
-        label = f"{INT8}: {report.plain_bytes / 1e6:.2f} MB"
+        label = f"{INT8}: {megabytes(report.plain_bytes)}"
         ax.axvline(report.plain_bytes / 1e6, color="black", ls=":", lw=1, label=label)
     else:
-        label = f"{INT8}, {report.plain_bytes / 1e6:.2f} MB: {report.plain_measured:.2g} measured"
+        label = f"{INT8}, {megabytes(report.plain_bytes)}: {report.plain_measured:.2g} measured"
         point = report.plain_bytes / 1e6, report.plain_measured
         ax.plot(*point, "*", color="black", ms=10, label=label, clip_on=False)
     stored = ", in factors" if report.layout == "dense" else ""

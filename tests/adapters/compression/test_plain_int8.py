@@ -24,6 +24,7 @@ from tnlib_adapters.compression.evaluate import round_weights  # noqa: E402
 from tnlib_adapters.compression.report import (  # noqa: E402
     RoundedReport,
     headline,
+    megabytes,
     part_sizes,
     show_report,
     summarise,
@@ -87,10 +88,10 @@ def test_the_first_lines_weigh_bytes_against_errors(folders: Any, text: Path, tm
     before, after = (report[f"bytes_{when}"]["attention"] for when in ("before", "after"))
     assert report["average_bits"] == 8 * after / report["n_before"] <= 6
     first, part, int8, conclusion, *_ = result.stdout.splitlines()
-    everything = (f"{sum(report[f'bytes_{when}'].values()) / 1e6:.2f} MB" for when in ("before", "after"))
+    everything = (megabytes(sum(report[f"bytes_{when}"].values())) for when in ("before", "after"))
     assert first.startswith(f"all weights: {' -> '.join(everything)}; 1 - cosine ")
     bits = f"{report['average_bits']:.2f} bits per"
-    assert part == f"attention: {before / 1e6:.2f} MB -> {after / 1e6:.2f} MB, {bits} parameter"
+    assert part == f"attention: {megabytes(before)} -> {megabytes(after)}, {bits} parameter"
     assert f"{report['measured']:.2g} on held-out text" in first
     assert int8.endswith(f" bits; {report['plain_measured']:.2g}")
     assert "lain int8" in conclusion
@@ -187,7 +188,7 @@ def test_the_code_that_loads_a_folder_names_it(
 def test_conclusions(folders: Any, tmp_path: Path) -> None:
     report = tnlib_adapters.compress(folders["bert"], tmp_path / "out", Budget(keep=0.5), what="attention")
     assert verdict(report) is None  # nothing was measured on text
-    before, after = (f"{sum(sizes.values()) / 1e6:.2f} MB" for sizes in (report.bytes_before, report.bytes_after))
+    before, after = (megabytes(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
     assert headline(report) == f"all weights: {before} -> {after}; relative error {report.measured:.2g} of the weights"
 
     half = {"layout": "gptq", "bytes_after": {"attention": report.n_before // 2, "other": 0}}  # 4 bits per parameter

@@ -16,7 +16,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.compression.compressed_part import compressed_weights, stored_bytes
 from tnlib_adapters.compression.methods.method_table import METHODS
 from tnlib_adapters.compression.operator_errors import compare_layer
-from tnlib_adapters.compression.report import Report, summarise
+from tnlib_adapters.compression.report import Report, megabytes, summarise
 from tnlib_adapters.compression.report_page import error_curve
 
 BYTES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
@@ -190,7 +190,7 @@ def test_the_curve_and_three_points_are_drawn_over_bytes(on_text: Report) -> Non
     for name, x, y in (
         ("chosen", on_text.kept * whole, 0.1),
         ("measured", on_text.kept * whole, 0.12),
-        (f"plain int8, {on_text.plain_bytes / 1e6:.2f} MB", on_text.plain_bytes / 1e6, 1e-4),
+        (f"plain int8, {megabytes(on_text.plain_bytes)}", on_text.plain_bytes / 1e6, 1e-4),
     ):
         np.testing.assert_allclose(lines[name].get_xydata(), [(x, y)])
 

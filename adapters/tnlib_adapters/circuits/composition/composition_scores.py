@@ -329,7 +329,7 @@ def stream_moments(forward: Forward) -> list[Array]:
     Parameters
     ----------
     forward
-        Forward pass, returned by `tnlib_adapters.reference.model.run`.
+        Forward pass, returned by `tnlib_adapters.reference.run`.
 
     Examples
     --------

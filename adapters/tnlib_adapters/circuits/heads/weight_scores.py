@@ -133,7 +133,7 @@ def weight_scores(
         Sequence length. None: the context of the model, at most 256.
     inputs
         What heads read, for `previous`: the mean input of every layer on tokens (n,) or (batch, n), on a text, or of a
-        forward pass, `tnlib_adapters.reference.model.run(model, tokens)`; or "embeddings", the mean embedding plus
+        forward pass, `tnlib_adapters.reference.run(model, tokens)`; or "embeddings", the mean embedding plus
         learned positions. None: embeddings for one or two layers, learned positions (which a mean lacks) and models
         that cannot be run; otherwise inputs on repeated random tokens, as in `repeat_scores`.
     vocabulary
