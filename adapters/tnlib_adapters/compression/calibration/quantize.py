@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
-# bits per parameter; products of two factors are worth it below, and to measure their losses takes time
-_LEAST_WHOLE = {"low": 2.5, "default": 3.5, "high": 3.5}
+_LEAST_WHOLE = 2.5  # bits per parameter from which effort low saves the time of measuring products of two factors
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 
 
@@ -53,7 +52,7 @@ def factorise_quantized(
 
 def forms_of(request: Request) -> Forms:
     """Return the forms of weights that are options for a request."""
-    budget, least = request.budget, _LEAST_WHOLE[request.effort]
+    budget = request.budget
     if request.layout in ENGINES:
         engine = ENGINES[request.layout]
         widths, groups = (*(engine.super_bits or engine.bits),), engine.groups
@@ -63,8 +62,8 @@ def forms_of(request: Request) -> Forms:
         return Forms(False, widths=widths, groups=groups, has_zero=True, in_blocks=in_blocks, fused=engine.fuses)
     if budget.width is not None:
         return Forms(factors=False, widths=(budget.width,), groups=(0,))
-    factors = budget.keep is not None or budget.max_error is not None or (budget.bits or least) < least
-    return Forms(factors, budget.keep is not None)
+    whole = request.effort == "low" and budget.keep is None and budget.max_error is None
+    return Forms(not whole or (budget.bits or _LEAST_WHOLE) < _LEAST_WHOLE, budget.keep is not None)
 
 
 def check_bits(request: Request, checkpoint: Checkpoint) -> None:
