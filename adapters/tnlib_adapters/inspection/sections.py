@@ -86,13 +86,14 @@ def diagrams(inspection: Inspection, draw: Draw) -> list[str]:
 
 
 def _strongest(inspection: Inspection) -> Iterator[tuple[str, Diagram]]:
-    """Yield caption and diagram of the strongest pair of every kind of composition."""
+    """Yield caption and diagram of the strongest pair of every kind of composition, if it is above chance."""
     for kind in get_args(Kind):
         pairs = [
             (score.multiple, name, writer, reader)
             for name, scores in inspection.compositions.items()
             if scores.kind == kind
             for writer, reader, score in scores.largest(1)
+            if score.multiple > 1
         ]
         for multiple, name, writer, reader in sorted(pairs, reverse=True)[:1]:
             earlier, later = (
