@@ -33,6 +33,7 @@ extensions = [
     "mathml",
 ]
 html_theme = "furo"
+html_use_index = False  # the search finds names, and the pages of functions list them by topic
 html_static_path = ["static"]
 html_css_files = ["tnlib.css"]
 html_math_renderer = "mathml"

@@ -322,6 +322,12 @@ def test_every_conversion_of_a_library_is_on_the_page_of_functions() -> None:
     assert converters <= {value for value in public_names().values() if inspect.isfunction(value)}
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_fit_beside_the_margins(page: str) -> None:
+    lines = re.findall(r"^(?:>>>|\.\.\.) (.*)$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [line for line in lines if len(line) > 88] == []
+
+
 def test_every_random_format_is_on_the_page_of_functions() -> None:
     functions = inspect.getmembers(tnlib.random, inspect.isfunction)
     names = [name for name, f in functions if f.__module__ == "tnlib.random" and not name.startswith("_")]
