@@ -30,7 +30,6 @@ from .frozen.frozen_stack import FrozenStack as FrozenStack
 from .frozen.frozen_stack import ResidualProduct as ResidualProduct
 from .inspection.inspect import inspect as inspect
 from .inspection.measure import Inspection as Inspection
-from .transformers_plugin.export_onnx import export_onnx as export_onnx
 from .transforms.folding import Transformed as Transformed
 from .transforms.folding import fold as fold
 from .transforms.folding import norm_divisors as norm_divisors

@@ -6,6 +6,7 @@ import_optional(__name__, "torch", "'tnlib[torch]'")
 import_optional(__name__, "transformers", "'tnlib[torch]'")
 
 from tnlib_adapters.transformers_plugin.contracted_linear import ContractedLinear  # noqa: E402
+from tnlib_adapters.transformers_plugin.export_onnx import export_onnx  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear  # noqa: E402
 from tnlib_adapters.transformers_plugin.factored_modules import keep_dequantized  # noqa: E402
 from tnlib_adapters.transformers_plugin.indexed_linear import InterpolativeLinear  # noqa: E402
@@ -18,6 +19,7 @@ __all__ = [
     "InterpolativeLinear",
     "TnlibConfig",
     "TnlibQuantizer",
+    "export_onnx",
     "keep_dequantized",
     "use_linear_layers",
 ]
