@@ -26,7 +26,7 @@ import click
 import numpy as np
 import tnlib_adapters
 from tnlib_adapters.cli_options import arguments_of
-from tnlib_adapters.transformers_plugin.export_onnx import GRAPH, export_onnx
+from tnlib_adapters.transformers_plugin.onnx_export import GRAPH, export_onnx
 
 from benchmarks.calibrated import calibration_text, folder_of
 from benchmarks.texts import TEST_KINDS, tested_sentences

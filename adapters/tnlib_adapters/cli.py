@@ -205,7 +205,7 @@ def export_onnx(source: str, out: Path, force: bool) -> None:
     torch, transformers and onnxscript.
     """
     with command():
-        from tnlib_adapters.transformers_plugin.export_onnx import export_onnx as run
+        from tnlib_adapters.transformers_plugin.onnx_export import export_onnx as run
 
         graph = run(_folder("export-onnx", source), out, force=force)
     click.echo(graph)

@@ -166,7 +166,7 @@ def test_what_an_engine_cannot_hold_is_refused_before_any_work(saved: Any, text:
 def test_onnxruntime_computes_with_the_integers_of_an_encoder(written: Written, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    from tnlib_adapters.transformers_plugin.export_onnx import export_onnx
+    from tnlib_adapters.transformers_plugin.onnx_export import export_onnx
     from transformers_models import save_with_tokenizer
 
     config = transformers.BertConfig(

@@ -130,7 +130,7 @@ def test_gptq_in_another_order_of_inputs_with_zeros_of_its_own(tmp_path: Path) -
 
 
 def test_what_onnxruntime_has_no_operator_for_is_refused(tmp_path: Path) -> None:
-    onnx_integers = pytest.importorskip("tnlib_adapters.transformers_plugin.export_onnx")
+    onnx_integers = pytest.importorskip("tnlib_adapters.transformers_plugin.onnx_export")
     form = IntegerFormat(4, 0, 32, has_zero=True)
     changes = {
         "consecutive": ("m.g_idx", lambda stored: stored[::-1]),

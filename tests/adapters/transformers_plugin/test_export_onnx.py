@@ -20,7 +20,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from command_line import run_command  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, compress  # noqa: E402
-from tnlib_adapters.transformers_plugin.export_onnx import export_onnx  # noqa: E402
+from tnlib_adapters.transformers_plugin.onnx_export import export_onnx  # noqa: E402
 
 from tnlib import ArgumentError  # noqa: E402
 
