@@ -112,7 +112,9 @@ class ClusterError(TnlibError, RuntimeError):
     >>> import tnlib
     >>> def computed_by(workers):
     ...     if workers > 2:
-    ...         raise tnlib.ClusterError("workers must stay until the end, got the loss of one; pass fewer.")
+    ...         raise tnlib.ClusterError(
+    ...             "workers must stay until the end, got the loss of one; pass fewer."
+    ...         )
     ...     return f"computed by {workers} workers"
     >>> try:
     ...     print(computed_by(8))

@@ -325,7 +325,11 @@ class Operator(Format):
     >>> import numpy as np, tnlib
     >>> from scipy.sparse.linalg import aslinearoperator
     >>> a = tnlib.LowRank(np.ones((1000, 1)), np.ones((1, 3)))
-    >>> isinstance(a, tnlib.Operator), a.matvec(np.arange(3.0)).sum(), aslinearoperator(a).rmatvec(np.ones(1000))
+    >>> (
+    ...     isinstance(a, tnlib.Operator),
+    ...     a.matvec(np.arange(3.0)).sum(),
+    ...     aslinearoperator(a).rmatvec(np.ones(1000)),
+    ... )
     (True, np.float64(3000.0), array([1000., 1000., 1000.]))
     """
 

@@ -215,7 +215,9 @@ class Diagram:
         --------
         >>> import numpy as np
         >>> nodes = Node("matrix", "A", (0, 0)), Node("tensor", "v", (1, 0))
-        >>> layer = Diagram(nodes, (Leg(0, None, "i", 2, (-1, 0)), Leg(0, 1, "j", 2)), "", (Bubble((0, 1), "relu"),))
+        >>> layer = Diagram(
+        ...     nodes, (Leg(0, None, "i", 2, (-1, 0)), Leg(0, 1, "j", 2)), "", (Bubble((0, 1), "relu"),)
+        ... )
         >>> layer.evaluate({"A": [[1, 2], [3, -4]], "v": [1, 1], "relu": lambda x: np.maximum(x, 0)})
         array([3., 0.])
         """

@@ -196,7 +196,8 @@ def from_tntorch(obj: Any) -> TensorTrain | TTMatrix | CP:
     Examples
     --------
     >>> import tntorch, torch
-    >>> cores = [torch.ones(1, 2, 3), torch.ones(4, 3), torch.ones(3, 5, 1)]  # the one in the middle is a CP factor
+    >>> # the one in the middle is a CP factor
+    >>> cores = [torch.ones(1, 2, 3), torch.ones(4, 3), torch.ones(3, 5, 1)]
     >>> value = from_tntorch(tntorch.Tensor(cores))
     >>> value.shape, value.ranks, f"{value.full()[0, 0, 0]:.1f}"
     ((2, 4, 5), (1, 3, 3, 1), '3.0')

@@ -214,7 +214,8 @@ def mlp(checkpoint: Checkpoint, layer: int) -> tuple[View, ...]:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> [view.shape for view in mlp(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), 0)]
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> [view.shape for view in mlp(model, 0)]
     [(128, 320), (128, 320), (320, 128)]
     """
     wiring = as_checkpoint("mlp", checkpoint).wiring

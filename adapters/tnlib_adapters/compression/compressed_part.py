@@ -92,7 +92,8 @@ def plain_bytes(weights: Sequence[ModelWeight]) -> int:
     The checkpoint is not compressed.
 
     >>> from tnlib_adapters import builtin_path, open_checkpoint
-    >>> checkpoint = open_checkpoint(builtin_path())  # in 2 layers 4 weights of 64 x 64, and as many scales and biases
+    >>> # in 2 layers 4 weights of 64 x 64, and as many scales and biases
+    >>> checkpoint = open_checkpoint(builtin_path())
     >>> plain_bytes(compressed_weights(checkpoint, "attention"))
     36864
     """

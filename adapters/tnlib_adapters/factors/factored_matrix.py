@@ -195,7 +195,8 @@ def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> Facto
     With `by_row`, for a table of embeddings, groups lie within rows, so that a row is read without the others.
 
     >>> identity = FactoredMatrix("dense", "q", {"weight": np.eye(64, dtype=np.float32)})
-    >>> rounded(identity, 4).describe().n_bits(float_bits=32)  # 64 * 64 codes of 4 bits, 64 scales of 16 bits
+    >>> # 64 * 64 codes of 4 bits, 64 scales of 16 bits
+    >>> rounded(identity, 4).describe().n_bits(float_bits=32)
     17408
     """
     formats = {part: part_format(part, a.shape, bits) for part, a in matrix.arrays.items() if a.ndim > 1}

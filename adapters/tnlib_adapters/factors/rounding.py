@@ -75,7 +75,10 @@ def _affine_scales(groups: Array, top: int, factors: Array) -> tuple[Array, Arra
     Values are scale * code - minimum, neither negative. For every factor of the range, the codes of the narrower range
     get the scale and minimum of least squares.
 
-    >>> [part.tolist() for part in _affine_scales(np.array([[-1.0, 0.0, 1.0, 2.0]], np.float32), 3, np.ones(1))]
+    >>> [
+    ...     part.tolist()
+    ...     for part in _affine_scales(np.array([[-1.0, 0.0, 1.0, 2.0]], np.float32), 3, np.ones(1))
+    ... ]
     [[1.0], [1.0]]
     """
     low, high = (np.minimum(groups.min(axis=1), 0), np.maximum(groups.max(axis=1), 0))

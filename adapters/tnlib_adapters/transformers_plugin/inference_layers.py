@@ -33,7 +33,9 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
     --------
     >>> import os, tempfile, tnlib_adapters, transformers
     >>> folder = os.path.join(tempfile.mkdtemp(), "smaller")
-    >>> _ = tnlib_adapters.compress(tnlib_adapters.builtin_path("llama"), folder, tnlib_adapters.Budget(keep=0.5))
+    >>> _ = tnlib_adapters.compress(
+    ...     tnlib_adapters.builtin_path("llama"), folder, tnlib_adapters.Budget(keep=0.5)
+    ... )
     >>> model = use_linear_layers(transformers.AutoModelForCausalLM.from_pretrained(folder))
     >>> model.model.layers[0].mlp.up_proj
     Sequential(

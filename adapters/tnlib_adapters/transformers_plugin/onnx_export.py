@@ -68,7 +68,12 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
     --------
     >>> import numpy as np, onnxruntime, os, tempfile, transformers
     >>> folder, out = (os.path.join(tempfile.mkdtemp(), name) for name in ("encoder", "onnx"))
-    >>> sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    >>> sizes = {
+    ...     "hidden_size": 32,
+    ...     "num_hidden_layers": 1,
+    ...     "num_attention_heads": 2,
+    ...     "intermediate_size": 64,
+    ... }
     >>> transformers.BertModel(transformers.BertConfig(vocab_size=100, **sizes)).save_pretrained(folder)
     >>> session = onnxruntime.InferenceSession(export_onnx(folder, out))
     >>> ids = np.ones((3, 7), np.int64)

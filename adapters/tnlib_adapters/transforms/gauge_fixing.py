@@ -71,7 +71,11 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     >>> from dataclasses import replace
     >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
     >>> g = np.random.default_rng(0).standard_normal((16, 16))
-    >>> other = {"W_V": layer.W_V[::-1] @ g, "W_O": np.linalg.inv(g) @ layer.W_O[::-1], "b_V": layer.b_V[::-1] @ g}
+    >>> other = {
+    ...     "W_V": layer.W_V[::-1] @ g,
+    ...     "W_O": np.linalg.inv(g) @ layer.W_O[::-1],
+    ...     "b_V": layer.b_V[::-1] @ g,
+    ... }
     >>> other |= {name: getattr(layer, name)[::-1] for name in ("W_Q", "W_K", "b_Q", "b_K")}
     >>> one, same = fix_gauge(layer), fix_gauge(replace(layer, **other))
     >>> f"{np.abs(one.W_V - same.W_V).max():.3f}", f"{np.abs(one.W_Q - same.W_Q).max():.3f}"

@@ -50,7 +50,9 @@ def canonicalize(tt: T, center: int) -> T:
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> ghz = tnlib.TensorTrain([np.eye(2)[None], np.eye(2)[:, :, None] * np.eye(2)[:, None], np.eye(2)[..., None]])
+    >>> ghz = tnlib.TensorTrain(
+    ...     [np.eye(2)[None], np.eye(2)[:, :, None] * np.eye(2)[:, None], np.eye(2)[..., None]]
+    ... )
     >>> mixed = tnlib.canonicalize(ghz, 1)
     >>> mixed.center, f"{np.linalg.norm(mixed.cores[1]):.4f}", max(tnlib.isometry_errors(mixed)) < 1e-15
     (1, '1.4142', True)

@@ -88,7 +88,10 @@ def apply_gate(
     >>> cnot = np.eye(4)[[0, 1, 3, 2]]
     >>> plus = tnlib.apply_gate(tnlib.product_state(np.eye(2)[[0, 0]]), hadamard, 0).value
     >>> bell = tnlib.apply_gate(plus, cnot, (0, 1)).value
-    >>> f"{tnlib.entropy(bell, 1, base=2):.6f}", f"{tnlib.apply_gate(plus, cnot, (0, 1), rtol=0.8).error:.4f}"
+    >>> (
+    ...     f"{tnlib.entropy(bell, 1, base=2):.6f}",
+    ...     f"{tnlib.apply_gate(plus, cnot, (0, 1), rtol=0.8).error:.4f}",
+    ... )
     ('1.000000', '0.7071')
     """
     rtol, max_rank = as_rtol("apply_gate", rtol), as_max_rank("apply_gate", max_rank)

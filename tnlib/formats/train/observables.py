@@ -125,7 +125,8 @@ def correlation(
     Two fermions, one on the middle leg and one on either end, and the hopping between the ends:
 
     >>> c, parity = np.array([[0, 1.0], [0, 0]]), np.diag([1.0, -1.0])
-    >>> pair = tnlib.tt_svd(np.array([[[0, 0], [0, -1.0]], [[0, 0], [1.0, 0]]])).value  # of legs (n_0, n_1, n_2)
+    >>> # of legs (n_0, n_1, n_2)
+    >>> pair = tnlib.tt_svd(np.array([[[0, 0], [0, -1.0]], [[0, 0], [1.0, 0]]])).value
     >>> [f"{tnlib.correlation(pair, c.T, c, string=s)[0, 2]:.2f}" for s in (None, parity)]
     ['-0.50', '0.50']
     """

@@ -126,7 +126,9 @@ class ContractionCost:
 
     >>> import numpy as np, quimb.tensor as qtn
     >>> matrix, vector = np.ones((100, 100)), np.ones(100)
-    >>> network = qtn.TensorNetwork([qtn.Tensor(matrix, "ij"), qtn.Tensor(matrix, "jk"), qtn.Tensor(vector, "k")])
+    >>> network = qtn.TensorNetwork(
+    ...     [qtn.Tensor(matrix, "ij"), qtn.Tensor(matrix, "jk"), qtn.Tensor(vector, "k")]
+    ... )
     >>> cost = contraction_cost(network)
     >>> cost.multiplications, cost.left_to_right.multiplications
     (20000, 1010000)

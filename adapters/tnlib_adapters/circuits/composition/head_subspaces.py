@@ -273,7 +273,8 @@ def subspace_overlaps(
     --------
     >>> import tnlib_adapters
     >>> found = subspace_overlaps(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "O", "K")
-    >>> found.sigmas[0, 3, 1].round()  # standard deviations: induction heads have keys where head 0.3 writes
+    >>> # standard deviations: induction heads have keys where head 0.3 writes
+    >>> found.sigmas[0, 3, 1].round()
     array([30., 32., 32., 31.])
     """
     for side in (one, other):

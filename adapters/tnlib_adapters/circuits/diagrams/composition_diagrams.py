@@ -167,7 +167,10 @@ def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, lay
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> heads = (model.attention(1), 0), (model.attention(0), 3)
-    >>> [sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes) for name in ("second", "K", "QKV")]
+    >>> [
+    ...     sum(node.label == "A$^1$" for node in term_diagram(name, *heads).nodes)
+    ...     for name in ("second", "K", "QKV")
+    ... ]
     [0, 1, 3]
     >>> term_diagram("K", *heads).bubbles[0].label
     'change of the pattern'

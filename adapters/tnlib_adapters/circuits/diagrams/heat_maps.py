@@ -40,7 +40,8 @@ def heat_map(compositions: Compositions | PairAttribution) -> Figure:
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> picture = heat_map(tnlib_adapters.circuits.compositions(model, "K"))  # picture.savefig("k.svg") writes it
+    >>> # picture.savefig("k.svg") writes it
+    >>> picture = heat_map(tnlib_adapters.circuits.compositions(model, "K"))
     >>> picture.axes[0].images[0].get_array().shape  # heads that write, heads that read
     (4, 4)
     """

@@ -51,7 +51,9 @@ def save_mib_circuit(path: str | os.PathLike[str], model: Checkpoint, scores: Sc
     --------
     >>> import json, os, tempfile, tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> file = save_mib_circuit(os.path.join(tempfile.mkdtemp(), "circuit.json"), model, {"0.3 -> 1.2 K": 0.5})
+    >>> file = save_mib_circuit(
+    ...     os.path.join(tempfile.mkdtemp(), "circuit.json"), model, {"0.3 -> 1.2 K": 0.5}
+    ... )
     >>> json.loads(file.read_text())["edges"]
     {'a0.h3->a1.h2<k>': {'score': 0.5, 'in_graph': True}}
     """

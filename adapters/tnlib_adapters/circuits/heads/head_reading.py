@@ -40,7 +40,8 @@ class VectorSide:
     Queries of the previous-token head encode their position:
 
     >>> import tnlib_adapters
-    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 0, 3).qk_tokens[0].left
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = read_head(model, 0, 3).qk_tokens[0].left
     >>> f"{found.by_position:.2f}, {found.constant:.2f} constant"
     '1.00, 0.02 constant'
     """
@@ -71,7 +72,11 @@ class TokenVectors:
 
     >>> import tnlib_adapters
     >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2).ov_tokens[0]
-    >>> f"{found.value:.1f}", [token for token, _ in found.left.negative], [token for token, _ in found.right.negative]
+    >>> (
+    ...     f"{found.value:.1f}",
+    ...     [token for token, _ in found.left.negative],
+    ...     [token for token, _ in found.right.negative],
+    ... )
     ('8.9', [64, 40, 105, 19, 104], [64, 40, 105, 19, 104])
     """
 

@@ -246,7 +246,8 @@ class PathContributions:
     >>> forward = run(model, [5, 6, 7, 8, 5, 6])
     >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
     >>> found = path_contributions(stack, forward.residuals[0][0], model.read("unembed.weight")[7])
-    >>> found.by_order[:3].round(1), found.heads[found.last[1].argmax()]    # no head, one, two; largest single head
+    >>> # no head, one, two; largest single head
+    >>> found.by_order[:3].round(1), found.heads[found.last[1].argmax()]
     (array([-0.3,  3.4, -1.4]), (1, 0))
     """
 

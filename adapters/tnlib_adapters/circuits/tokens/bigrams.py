@@ -44,7 +44,11 @@ class Bigrams(Table):
 
     >>> import tnlib_adapters
     >>> found = bigrams(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), [309])
-    >>> found.vocabulary.name(309), found.vocabulary.name(found.successors[0, 0]), f"{found.probabilities[0, 0]:.2f}"
+    >>> (
+    ...     found.vocabulary.name(309),
+    ...     found.vocabulary.name(found.successors[0, 0]),
+    ...     f"{found.probabilities[0, 0]:.2f}",
+    ... )
     ("' in'", "' in'", '1.00')
     """
 

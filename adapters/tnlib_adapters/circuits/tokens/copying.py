@@ -125,7 +125,8 @@ def copying(
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> [round(copying(model, *head).score, 2) for head in ((1, 2), (0, 3))]  # an induction head, a previous-token head
+    >>> # an induction head, a previous-token head
+    >>> [round(copying(model, *head).score, 2) for head in ((1, 2), (0, 3))]
     [1.0, -0.98]
     """
     effective = stream_head("copying", model, layer, head)
@@ -151,7 +152,8 @@ class CopyingScores(HeadTable):
     --------
     >>> import tnlib_adapters
     >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
-    >>> found.embeddings.round(1)                             # heads of layer 1 copy, head 0.3 lowers its token
+    >>> # heads of layer 1 copy, head 0.3 lowers its token
+    >>> found.embeddings.round(1)
     array([[-0.4, -0.4, -0.6, -1. ],
            [ 1. ,  1. ,  1. ,  1. ]])
     """

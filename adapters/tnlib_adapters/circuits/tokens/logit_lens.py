@@ -41,8 +41,10 @@ class LogitLens(Table):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = logit_lens(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), [5, 6, 7, 8])
-    >>> found.divergences[:-1, -1].round().tolist()           # of the last token, in nats, after every layer
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = logit_lens(model, [5, 6, 7, 8])
+    >>> # of the last token, in nats, after every layer
+    >>> found.divergences[:-1, -1].round().tolist()
     [18.0, 16.0, 4.0, 5.0, 5.0, 3.0, 2.0, 0.0]
     """
 

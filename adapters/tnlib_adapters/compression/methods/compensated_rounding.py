@@ -73,7 +73,9 @@ def round_compensated(
     >>> reads = np.ones((8, 8)) + 0.1 * np.eye(8)  # inputs are nearly equal: sums over rows matter
     >>> form = IntegerFormat(2, axis=0)
     >>> nearest, compensated = round_to_nearest(weight, form), round_compensated(weight, form, reads)
-    >>> rounding_loss(weight - compensated.values(), reads) < 0.1 * rounding_loss(weight - nearest.values(), reads)
+    >>> rounding_loss(weight - compensated.values(), reads) < 0.1 * rounding_loss(
+    ...     weight - nearest.values(), reads
+    ... )
     True
     """
     metric = [_unit_metric(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]

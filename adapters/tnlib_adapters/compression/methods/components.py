@@ -284,7 +284,9 @@ def nearest_kronecker_product(terms: Sequence[tuple[Array, Array]]) -> tuple[Arr
 
     Terms are pairs of arrays; moments that are diagonal may be given by their diagonals.
 
-    >>> a, b = nearest_kronecker_product([(np.eye(2), np.array([1.0, 0.0])), (np.eye(2), np.array([0.0, 3.0]))])
+    >>> a, b = nearest_kronecker_product(
+    ...     [(np.eye(2), np.array([1.0, 0.0])), (np.eye(2), np.array([0.0, 3.0]))]
+    ... )
     >>> (b / b[0]).round(12).tolist()
     [1.0, 3.0]
     """
