@@ -39,3 +39,8 @@ def test_the_page_is_what_is_measured(name: str, tmp_path: Path, monkeypatch: py
     described = line.split("|")[:5]
     assert any(shown.split("|")[:5] == described for shown in table.PAGE.read_text(encoding="utf-8").splitlines())
     assert "**" not in line  # nothing misses
+    assert without_rows(text) == without_rows(table.PAGE.read_text(encoding="utf-8"))
+
+
+def without_rows(page: str) -> list[str]:
+    return [line for line in page.splitlines() if not line.startswith("|")]

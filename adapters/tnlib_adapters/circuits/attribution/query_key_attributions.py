@@ -310,8 +310,7 @@ def qk_attributions(model: FrozenModel | Checkpoint | Weights, tokens: ArrayLike
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:20], 2)
     >>> found = qk_attributions(model, tokens)
-    >>> # queries read tokens, keys the previous-token head
-    >>> found.head(1, 2).top(1)[0][:2]
+    >>> found.head(1, 2).top(1)[0][:2]  # queries read tokens, keys the previous-token head
     ('tokens', '0.3')
     >>> score = found.score(1, 2, query=30, key=11)
     >>> components, singular_values = score.components()

@@ -169,8 +169,7 @@ class Compositions(Table):
     --------
     >>> import tnlib_adapters
     >>> found = compositions(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "K")
-    >>> # the previous-token head with the keys of the induction heads
-    >>> found.multiples[0, 3, 1].round(1)
+    >>> found.multiples[0, 3, 1].round(1)  # the previous-token head with the keys of the induction heads
     array([2. , 2. , 2. , 1.9])
     """
 

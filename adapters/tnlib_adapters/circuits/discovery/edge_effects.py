@@ -30,8 +30,7 @@ class Recovery(NamedTuple):
     --------
     >>> import numpy as np
     >>> effects = EdgeEffects(("a -> b", "a -> c", "b -> c"), *np.array([[2, 1, 0.1]] * 3), loss=0.5)
-    >>> # one of two edges is right, one of two is found
-    >>> effects.recovery(["a -> b", "b -> c"], least=0.4)
+    >>> effects.recovery(["a -> b", "b -> c"], least=0.4)  # one of two edges is right, one of two is found
     Recovery(precision=0.5, recall=0.5, n_edges=2)
     """
 

@@ -104,8 +104,7 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     Examples
     --------
     >>> import numpy as np
-    >>> # attends to the previous token
-    >>> back = np.eye(6, k=-1)
+    >>> back = np.eye(6, k=-1)  # attends to the previous token
     >>> found = pattern_scores([back[None]], [7, 8, 9, 7, 8, 9])
     >>> found.previous, found.induction
     (array([[1.]]), array([[0.]]))

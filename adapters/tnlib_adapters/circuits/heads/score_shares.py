@@ -58,8 +58,7 @@ class ScoreShares(Table):
     --------
     >>> import tnlib_adapters
     >>> found = score_shares(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
-    >>> # by token, position and interaction of the key
-    >>> found.shares.sum(axis=0).round(1)
+    >>> found.shares.sum(axis=0).round(1)  # by token, position and interaction of the key
     array([0.3, 0.7, 0. ])
     """
 

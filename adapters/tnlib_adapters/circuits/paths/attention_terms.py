@@ -64,11 +64,9 @@ class OpenLayer:
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:20], 2)
     >>> layer = OpenLayer(model.attention(1), split_stream(model, tokens, layer=1))
-    >>> # what followed the same token the first time
-    >>> layer.pattern()[:, 30, 11].round(2)
+    >>> layer.pattern()[:, 30, 11].round(2)  # what followed the same token the first time
     array([0.8 , 0.99, 0.87, 0.01])
-    >>> # what keys hold from the previous-token head
-    >>> keys = layer.scores(key=["0.3"])
+    >>> keys = layer.scores(key=["0.3"])  # what keys hold from the previous-token head
     >>> layer.pattern(layer.scores() - keys)[:, 30, 11].round(2)
     array([0.01, 0.17, 0.  , 0.  ])
     """
@@ -192,10 +190,8 @@ class OpenLayer:
         >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
         >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 8, 5, 6], layer=1))
         >>> found = layer.pattern_terms()
-        >>> (
-        ...     found.terms.shape,
-        ...     bool(np.allclose(found.baseline + found.terms.sum(axis=0), layer.pattern(), atol=1e-9)),
-        ... )
+        >>> total = found.baseline + found.terms.sum(axis=0)
+        >>> found.terms.shape, bool(np.allclose(total, layer.pattern(), atol=1e-9))
         ((36, 4, 6, 6), True)
         """
         if not self.softmax:
@@ -310,8 +306,7 @@ class TenTerms:
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
-    >>> # of 7, which followed the first 6
-    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]
+    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]  # of 7, which followed the first 6
     >>> found.names[logits.argmax()], f"{logits.max():.1f}"
     ('K', '2.7')
     """

@@ -43,8 +43,7 @@ class OrderLosses(Table):
     >>> import tnlib_adapters
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = order_losses(tnlib_adapters.freeze(llama, [5, 6, 7, 8]))
-    >>> # paths through at most two of four attention layers
-    >>> found.order_within(0.1), f"{found.loss:.2f}"
+    >>> found.order_within(0.1), f"{found.loss:.2f}"  # paths through at most two of four attention layers
     (2, '5.45')
     """
 

@@ -94,8 +94,7 @@ def path_losses(
     ...     log_p = log_softmax(stream[30:-1] @ out.T + bias)
     ...     return -float(log_p[np.arange(29), tokens[31:]].mean())
     >>> found = path_losses(stack, forward.residuals[0][0], of_the_repeat)
-    >>> # no attention, one head, two heads in a row; chance is ln 128 = 4.85
-    >>> found.up_to_order.round(2)
+    >>> found.up_to_order.round(2)  # no attention, one head, two heads in a row; chance is ln 128 = 4.85
     array([4.94, 0.12, 0.11, 0.11])
     """
     layers, x = path_arguments("path_losses", stack, x)

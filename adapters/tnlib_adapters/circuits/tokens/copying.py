@@ -152,8 +152,7 @@ class CopyingScores(HeadTable):
     --------
     >>> import tnlib_adapters
     >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
-    >>> # heads of layer 1 copy, head 0.3 lowers its token
-    >>> found.embeddings.round(1)
+    >>> found.embeddings.round(1)  # heads of layer 1 copy, head 0.3 lowers its token
     array([[-0.4, -0.4, -0.6, -1. ],
            [ 1. ,  1. ,  1. ,  1. ]])
     """

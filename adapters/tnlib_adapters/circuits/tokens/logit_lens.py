@@ -43,8 +43,7 @@ class LogitLens(Table):
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = logit_lens(model, [5, 6, 7, 8])
-    >>> # of the last token, in nats, after every layer
-    >>> found.divergences[:-1, -1].round().tolist()
+    >>> found.divergences[:-1, -1].round().tolist()  # of the last token, in nats, after every layer
     [18.0, 16.0, 4.0, 5.0, 5.0, 3.0, 2.0, 0.0]
     """
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
-_LEAST_WHOLE = 2.5  # bits per parameter from which effort low saves the time of measuring products of two factors
+_LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
 
 
@@ -62,8 +62,9 @@ def forms_of(request: Request) -> Forms:
         return Forms(False, widths=widths, groups=groups, has_zero=True, in_blocks=in_blocks, fused=engine.fuses)
     if budget.width is not None:
         return Forms(factors=False, widths=(budget.width,), groups=(0,))
-    whole = request.effort == "low" and budget.keep is None and budget.max_error is None
-    return Forms(not whole or (budget.bits or _LEAST_WHOLE) < _LEAST_WHOLE, budget.keep is not None)
+    few = budget.bits is not None and budget.bits < _LEAST_WHOLE
+    factors = request.effort != "low" or few or budget.keep is not None or budget.max_error is not None
+    return Forms(factors, budget.keep is not None)
 
 
 def check_bits(request: Request, checkpoint: Checkpoint) -> None:

@@ -72,10 +72,9 @@ def round_compensated(
     >>> weight = np.random.default_rng(0).standard_normal((8, 3))
     >>> reads = np.ones((8, 8)) + 0.1 * np.eye(8)  # inputs are nearly equal: sums over rows matter
     >>> form = IntegerFormat(2, axis=0)
-    >>> nearest, compensated = round_to_nearest(weight, form), round_compensated(weight, form, reads)
-    >>> rounding_loss(weight - compensated.values(), reads) < 0.1 * rounding_loss(
-    ...     weight - nearest.values(), reads
-    ... )
+    >>> rounded = round_to_nearest(weight, form), round_compensated(weight, form, reads)
+    >>> nearest, compensated = (rounding_loss(weight - each.values(), reads) for each in rounded)
+    >>> compensated < 0.1 * nearest
     True
     """
     metric = [_unit_metric(moments, share) for moments, share in zip((reads, slopes), _DAMPED, strict=True)]
