@@ -14,7 +14,6 @@ study takes three hours.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import shutil
@@ -89,7 +88,7 @@ def without_fit() -> Run:
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
         import torch
         from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of
+        from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation, products_of
         from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
         from tnlib_adapters.compression.compressed_part import compressed_weights
         from tnlib_adapters.compression.evaluate import Reference
@@ -103,7 +102,7 @@ def without_fit() -> Run:
         checkpoint, model = open_checkpoint(source), open_running(source)
         batches = model.batches(calibration.read_text(encoding="utf-8"))
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
-        parts = collect_calibration(checkpoint, model, batches, functools.partial(calibrated_parts, "cpu"), request)
+        parts = collect_calibration(checkpoint, model, batches, calibrated_factorisation("cpu"), request)
         found = Factorisation("calibrated", parts, count_parameters(compressed_weights(checkpoint, "attention")))
         options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
         weights = [(part.load().weights, options[module]) for module, part in parts.items()]

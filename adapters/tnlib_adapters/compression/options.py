@@ -164,7 +164,7 @@ class Run:
     folder
         Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics.
         After an interruption the same call goes on from it, at the block where it stopped. The statistics stay there,
-        for another size or method of the same model on the same text. None for a temporary folder.
+        for another size by the same method of the same model on the same text. None for a temporary folder.
     executor
         Executor (`concurrent.futures.Executor`) that decomposes and rounds the weights, such as a ProcessPoolExecutor,
         ``dask.distributed.Client(address).get_executor()`` or an MPIPoolExecutor of mpi4py. None for this process.

@@ -22,7 +22,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_parts, products_of, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation, products_of, with_bias_row  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
     collect_calibration,
     fold_biases,
@@ -80,8 +80,8 @@ def first_batch(model) -> Batch:
 
 def calibrated_layers(checkpoint, model, batches):
     request = Request.of(Budget(keep=0.5), calibration="text.txt", what="attention")
-    parts_of = functools.partial(calibrated_parts, "cpu")
-    return [part.load() for part in collect_calibration(checkpoint, model, batches, parts_of, request).values()]
+    parts = collect_calibration(checkpoint, model, batches, calibrated_factorisation("cpu"), request)
+    return [part.load() for part in parts.values()]
 
 
 def observe(model, batch, uses, layer, generator):

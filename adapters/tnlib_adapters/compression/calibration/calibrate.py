@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.collect_calibration import ReadWeight, WeightGroup
+from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import (
@@ -101,24 +101,39 @@ class ComponentOptions:
         return self.is_biased and self.name != "o"
 
 
-def calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
-    """Return the weights of a group by their components, large ones decomposed on a device of torch."""
+def _decompositions(device: str, group: WeightGroup) -> Iterator[Callable[[], Components]]:
+    """Yield the decomposition of each weight of a block by its moments."""
+    for read in group.weights:
+        yield _by_moments(read.weight, _with_bias(*read), group.statistics, device)
+
+
+def _by_moments(weight: ModelWeight, values: Array, statistics: Statistics, device: str) -> Callable[[], Components]:
+    reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes[weight.key]
+    return partial(components_on_device, values, reads, slopes, device)
+
+
+def _calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
+    """Return the weights of a group by their components with measured losses."""
     return group.by_module([_by_components(read, group.statistics, device) for read in group.weights])
 
 
 def _by_components(read: ReadWeight, statistics: Statistics, device: str) -> ComponentOptions:
-    weight, output_bias = read.weight, read.bias if read.weight.of == "o" else None
-    values = with_bias_row(read.values, read.bias) if output_bias is None else read.values
+    weight, values = read.weight, _with_bias(*read)
     return ComponentOptions(
         values,
         _components_of(weight, values, statistics, device),
         weight.of,
         has_bias_row=len(values) > len(read.values),
         is_biased=read.bias is not None,
-        output_bias=output_bias,
+        output_bias=read.bias if weight.of == "o" else None,
         gauged=not weight.is_table,
         looked_up=weight.is_table and weight.tied_key is None,
     )
+
+
+def _with_bias(weight: ModelWeight, values: Array, bias: Array | None) -> Array:
+    """Return the values that are decomposed; the bias of the output projection is stored beside them."""
+    return values if weight.of == "o" else with_bias_row(values, bias)
 
 
 def with_bias_row(weight: Array, bias: Array | None) -> Array:
@@ -129,20 +144,22 @@ def with_bias_row(weight: Array, bias: Array | None) -> Array:
 def _components_of(weight: ModelWeight, values: Array, statistics: Statistics, device: str) -> Components:
     """Return the components of a weight (in, out), which may have its bias as a last row.
 
-    With N tokens and n texts, the loss of look-ups is tr(P E^T diag(counts) E) / N, and that of predictions
-    tr(G E^T A E) / N with the moments G of gradients at the input of the unembedding, both divided by n.
+    Inside a block, losses are measured. With N tokens and n texts, the loss of look-ups is tr(P E^T diag(counts) E) /
+    N, and that of predictions tr(G E^T A E) / N with the moments G of gradients at the input of the unembedding, both
+    divided by n.
     """
+    if weight.key in statistics.components:
+        return statistics.components[weight.key]
+    if weight.key in statistics.losses:  # of an earlier run
+        return _by_moments(weight, values, statistics, device)().with_losses(statistics.losses[weight.key])
     reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes
-    scales = statistics.scales[weight.key]
-    if len(scales) == 1:
-        return components_on_device(values, reads, slopes[weight.key], device).scaled(*scales)
-    _, n_tokens, n_texts = scales
+    _, n_tokens, n_texts = statistics.scales[weight.key]
     scale = 1 / n_tokens / n_texts
     if weight.role == UNEMBEDDING:
         table = table_components(values.T, [(slopes[weight.key], reads)])
         return Components(table.right.T, table.left.T, table.losses).scaled(scale)
     if weight.tied_key is None:
-        return components_on_device(values, reads, slopes[weight.key], device).scaled(scale)
+        return _by_moments(weight, values, statistics, device)().scaled(scale)
     predicts = slopes[weight.tied_key], statistics.reads[weight.tied_key]
     return table_components(values, [(moments_of_rows(values, reads), slopes[weight.key]), predicts]).scaled(scale)
 
@@ -151,8 +168,13 @@ def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
-    parts_of = partial(calibrated_parts, request.run.device)
-    return factorise_and_fit(source, text, request, workspace, parts_of, fit_factors, _NOT_FITTED)
+    factorise = calibrated_factorisation(request.run.device)
+    return factorise_and_fit(source, text, request, workspace, factorise, fit_factors, _NOT_FITTED)
+
+
+def calibrated_factorisation(device: str) -> GroupFactorisation:
+    """Return the factorisation by components, large weights decomposed on a device of torch."""
+    return GroupFactorisation(partial(_calibrated_parts, device), partial(_decompositions, device))
 
 
 def fit_factors(

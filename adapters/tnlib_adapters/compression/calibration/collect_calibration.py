@@ -14,6 +14,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
 from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
+from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
 from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
@@ -100,14 +101,21 @@ def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
     return change
 
 
-PartsOf = Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
+Decompositions = Callable[[WeightGroup], Iterable[Callable[[], Components]]]
+
+
+class GroupFactorisation(NamedTuple):
+    """How the weights of a group are factorised: by statistics for rounding, or by components with measured losses."""
+
+    parts_of: Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
+    decompositions: Decompositions | None = None  # block -> the decomposition of each of its weights by its moments
 
 
 def collect_calibration(
     checkpoint: Checkpoint,
     model: RunningModel,
     batches: Sequence[Batch],
-    parts_of: PartsOf,
+    factorise: GroupFactorisation,
     request: Request,
     *,
     folder: CalibrationFolder | None = None,
@@ -115,9 +123,8 @@ def collect_calibration(
 ) -> dict[str, LazyPart]:
     """Return the weights that a request selects, by module, factorised by statistics of a text.
 
-    The statistics are collected block by block; `parts_of` factorises the weights of a group. Without a `folder`, what
-    is between blocks is in a temporary one. `workspace` has the memory and files of the factorised weights, and the
-    executor.
+    The statistics are collected block by block. Without a `folder`, what is between blocks is in a temporary one.
+    `workspace` has the memory and files of the factorised weights, and the executor.
     """
     from tnlib_adapters.instrument.block_passes import OuterLayers, forward
     from tnlib_adapters.instrument.weight_inputs import find_uses
@@ -128,29 +135,40 @@ def collect_calibration(
     sample = sample_batches(batches, request.tokens // 2)
     if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
         model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
-    uses, groups = find_uses(model, weights), {own.group for own in weights}
+    uses = find_uses(model, weights)
     streams = streams_of_fit(model, batches, folder, request)
-    folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches))
+    folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches, request.method))
     done, parts = folder.groups(), dict[str, LazyPart]()
+    in_group = {group: [own for own in weights if own.group == group] for group in (OUTSIDE, *range(len(model.layers)))}
+
+    def decomposed(of_group: Decompositions, k: int, moments: Statistics) -> dict[str, Components]:
+        calls = chain.from_iterable(map(of_group, read_group(checkpoint, in_group[k], moments)))
+        return dict(zip((own.key for own in in_group[k]), workspace.workers.map(calls), strict=True))
 
     def collected() -> Iterator[tuple[list[ModelWeight], Statistics]]:
         """Yield the weights of every group, and their statistics."""
-        if set(done) < groups:
-            keeps = folder.keeps_streams
-            passes = StatisticsPasses(model, uses, sample, streams, request.run.progress, keeps_streams=keeps)
+        if set(done) < {own.group for own in weights}:
+            passes = StatisticsPasses(
+                model,
+                uses,
+                sample,
+                streams,
+                request.run.progress,
+                keeps_streams=folder.keeps_streams,
+                components_of=factorise.decompositions and partial(decomposed, factorise.decompositions),
+            )
             for group, statistics in passes.run(done):
                 folder.save(group, statistics)
-                yield [own for own in weights if own.group == group], statistics
+                yield in_group[group], statistics
                 del statistics  # before those of the next group
         elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
             forward(OuterLayers(model), streams, inputs=None if folder.keeps_streams else ())
         for group in done:  # collected before
-            of_group = [own for own in weights if own.group == group]
-            yield of_group, folder.statistics(group, {key for own in of_group for key in own.keys})
+            yield in_group[group], folder.statistics(group, {key for own in in_group[group] for key in own.keys})
 
     # without a name for the weights of a part, which would stay in memory while the next are read
     read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected()))
-    for made in workspace.workers.map(map(partial(partial, parts_of), read)):
+    for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
         parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
         del made  # before the next group is read
     return {own.module: parts[own.module] for own in weights}

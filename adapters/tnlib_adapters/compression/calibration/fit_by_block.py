@@ -12,7 +12,11 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.collect_calibration import PartsOf, collect_calibration, streams_of_fit
+from tnlib_adapters.compression.calibration.collect_calibration import (
+    GroupFactorisation,
+    collect_calibration,
+    streams_of_fit,
+)
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.factorisation import COSINE, DIVERGENCE, Chosen, Factorisation
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
-_FACTOR_PASSES = 2  # of factors, for each pass of rounded weights: they start further from the original
+_FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
 _FEWEST = 100  # steps of a layer that gain something before the fit of the whole model
 OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded weights through a language model
 
@@ -91,16 +95,15 @@ def factorise_and_fit(
     text: TokenSequences,
     request: Request,
     workspace: Workspace | None,
-    parts_of: PartsOf,
+    factorise: GroupFactorisation,
     fit_chosen: FitChosen,
     not_fitted: int = 1,
 ) -> Factorisation:
     """Factorise the weights of a request by the statistics of a text; the chosen forms are fitted on it.
 
-    `parts_of` factorises the weights of a group, `fit_chosen` fits the chosen ones; the losses of weights that make the
-    predictions, and are not fitted, count `not_fitted` times beside a fit. There is none with effort "low". Raises
-    `ArgumentError` if the text is too short, or the folder of the run belongs to another model, text or choice of
-    weights.
+    `fit_chosen` fits the chosen forms; the losses of weights that make the predictions, and are not fitted, count
+    `not_fitted` times beside a fit. There is none with effort "low". Raises `ArgumentError` if the text is too short,
+    or the folder of the run belongs to another model, text, method or choice of weights.
     """
     checkpoint, model = source.checkpoint, source.original
     batches = model.batches(text)
@@ -113,7 +116,7 @@ def factorise_and_fit(
     )
     folder = CalibrationFolder(request.folder, keeps_streams=n_steps > 0)
     streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
-    parts = collect_calibration(checkpoint, model, batches, parts_of, request, folder=folder, workspace=workspace)
+    parts = collect_calibration(checkpoint, model, batches, factorise, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)

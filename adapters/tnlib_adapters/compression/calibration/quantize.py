@@ -12,7 +12,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import ReadWeight, WeightGroup
+from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
 from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import compressed_weights
@@ -47,7 +47,8 @@ def factorise_quantized(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Round the weights of a request, see `factorise_and_fit`; costs are bits."""
-    return factorise_and_fit(source, text, request, workspace, partial(_rounded_parts, forms_of(request)), fit_rounded)
+    factorise = GroupFactorisation(partial(_rounded_parts, forms_of(request)))
+    return factorise_and_fit(source, text, request, workspace, factorise, fit_rounded)
 
 
 def forms_of(request: Request) -> Forms:

@@ -40,11 +40,16 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
-_VERSION = "9"  # of the statistics
+_VERSION = "10"  # of the statistics
 _FIT, _MATRICES = "choice", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
-_PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64"}  # dtype of the activations, and of accumulated sums
+_PARTS = {
+    "reads": "F32",
+    "slopes": "F32",
+    "scales": "F64",
+    "losses": "F64",
+}  # dtype of the activations, and of accumulated sums
 # streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
 _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\.safetensors|\..*\.partial")
 
@@ -65,7 +70,8 @@ class CalibrationFolder:
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin, see `origin_of`.
 
-        `ArgumentError` if it holds other files, or results of another model, text, choice of weights or version.
+        `ArgumentError` if it holds other files, or results of another model, text, method, choice of weights or
+        version.
         """
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)
@@ -79,8 +85,8 @@ class CalibrationFolder:
         other = next((name for name, expected in origin.items() if stored.get(name) != expected), None)
         if other is not None:
             raise ArgumentError(
-                f"compress: folder (--folder) must belong to this model, text and choice of weights, got another "
-                f"{other} in {self.path}; name another folder, or remove it to start anew."
+                f"compress: folder (--folder) must belong to this model, text, method and choice of weights, got "
+                f"another {other} in {self.path}; name another folder, or remove it to start anew."
             )
 
     def groups(self) -> list[int]:
@@ -105,8 +111,11 @@ class CalibrationFolder:
         """Return the saved statistics of a group for these keys."""
         tensors = read_header(self._of_group(group))[0]
         stored = {info.name.removesuffix(_UPPER): info for info in tensors.values()}
-        parts = [{key: stored[f"{part}.{key}"] for key in keys if f"{part}.{key}" in stored} for part in _PARTS]
-        return Statistics(*({key: _read(info) for key, info in part.items()} for part in parts))
+
+        def saved(part: str) -> dict[str, Array]:
+            return {key: _read(stored[f"{part}.{key}"]) for key in keys if f"{part}.{key}" in stored}
+
+        return Statistics(saved("reads"), saved("slopes"), saved("scales"), saved("losses"))
 
     def finish(self) -> None:
         """Remove the files of the run but for its statistics, when it is done."""
@@ -119,9 +128,14 @@ class CalibrationFolder:
 
 
 def origin_of(
-    checkpoint: Checkpoint, model: RunningModel, uses: WeightUses, sample: Sequence[Batch], fit: Sequence[Batch]
+    checkpoint: Checkpoint,
+    model: RunningModel,
+    uses: WeightUses,
+    sample: Sequence[Batch],
+    fit: Sequence[Batch],
+    method: str,
 ) -> dict[str, str]:
-    """Return what identifies statistics: digests of the weight files, of the tokens and of the keys.
+    """Return what identifies statistics: the method, and digests of the weight files, of the tokens and of the keys.
 
     `sample` and `fit` are the batches of the statistics and of the fit.
     """
@@ -136,6 +150,7 @@ def origin_of(
         "text": _digest_of_tokens([*sample, *fit]),
         "what": hashlib.sha256("\n".join(sorted(uses)).encode()).hexdigest(),
         "dtype": f"{model.dtype}",
+        "method": method,
     }
 
 

@@ -2,7 +2,7 @@ r"""Calibration statistics of a running model over text: moments of inputs and g
 
 A changed weight W - E changes a scalar L of the output by sum_t x_t E p_t, with inputs x_t and gradients p_t at the
 output. The expected square of one term is tr(P E^T A E) with A = E[x x^T] and P = E[p p^T], if x and p are independent.
-They are not: tokens with large gradients matter more, so A is the sum of |p_t|^2 x_t x_t^T.
+They are not: tokens with large gradients matter more, so for rounding A is the sum of |p_t|^2 x_t x_t^T.
 
 Errors of error-compensating rounding are nearly white in the metric of both moments (see `compensated_rounding`), so
 the mean square of the change, terms of different tokens included, is tr(P E^T A E) times
@@ -10,21 +10,22 @@ the mean square of the change, terms of different tokens included, is tr(P E^T A
     sum_s |A^-1/2 (sum_{t in s} x_t p_t^T) P^-1/2|^2 / (m n)
 
 with the sum over texts s of a sample, divided by the number of texts, or of tokens for a language model. This brings
-weights of all kinds to one unit. What low-rank factors leave out is not white, but the same scales serve: ranks chosen
-by the measured change of every component are no more accurate (built-in Llama, half of the attention: 0.0276 nats a
-token against 0.0274).
+weights of all kinds to one unit.
+
+What low-rank factors leave out is not white. There A is the plain sum, and the loss of a component l r^T of a weight is
+measured on the sample: the sum over texts s of (sum_{t in s} x_t l r^T p_t)^2, divided as above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.methods.components import damped, second_moments
+from tnlib_adapters.compression.methods.components import Components, damped, second_moments
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, Stage
 from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
@@ -52,15 +53,22 @@ class Statistics:
     # Loss of the output per unit of `rounding_loss`, (1,). Of tables: the sum of |p|^2, and the numbers of tokens and
     # of texts.
     scales: Mapping[str, Array] = field(default_factory=dict)
+    # Losses of the output without each component of a weight inside a block, in place of its scale, and the components
+    # in that order: they are not saved, because the moments give them again.
+    losses: Mapping[str, Array] = field(default_factory=dict)
+    components: Mapping[str, Components] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the arrays, and not where they are stored, to another process."""
-        return Statistics, (dict(self.reads), dict(self.slopes), dict(self.scales))
+        return Statistics, tuple(map(dict, self._parts))
 
     def of_keys(self, keys: Collection[str]) -> Statistics:
         """Return the statistics of these keys."""
-        parts = ({key: of[key] for key in of if key in keys} for of in (self.reads, self.slopes, self.scales))
-        return Statistics(*parts)
+        return Statistics(*({key: of[key] for key in of if key in keys} for of in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Mapping[str, Any], ...]:
+        return self.reads, self.slopes, self.scales, self.losses, self.components
 
     def reads_of(self, weight: ModelWeight, rows: int) -> Array:
         """Return the input moments of a weight with so many rows: a bias is the last, of input 1."""
@@ -71,9 +79,10 @@ class Statistics:
 class StatisticsPasses:
     """A forward pass, and a backward pass of one probe, that collect the statistics of every group of weights.
 
-    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again; with
-    `keeps_streams` those at the inputs of blocks stay for the fit of layers. Gradients at the inputs of the blocks are
-    stored beside them: "gradient-3" at block 3.
+    With `components_of`, which decomposes the weights of a block by their moments, moments are plain and the losses of
+    components are measured; otherwise statistics are those for rounding. The weights of one block are in memory at a
+    time if all do not fit. Streams that are stored are used again; with `keeps_streams` those at the inputs of blocks
+    stay for the fit of layers. Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
     """
 
     def __init__(
@@ -85,12 +94,13 @@ class StatisticsPasses:
         progress: Progress,
         *,
         keeps_streams: bool = True,
+        components_of: ComponentsOf | None = None,
     ) -> None:
         from tnlib_adapters.instrument.block_passes import OuterLayers
 
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
-        self._keeps_streams = keeps_streams
+        self._keeps_streams, self._components_of = keeps_streams, components_of
         self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
 
     def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, Statistics]]:
@@ -101,7 +111,7 @@ class StatisticsPasses:
         inputs = [k for k in range(self._n) if self._keeps_streams or k not in done]
         calls = forward(self._outer, self._streams, self._show_forward, inputs=inputs)
         outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
-        sums = WeightedMoments(self._model, outside, self._batches, self._workspace)
+        sums = self._moments(outside)
         has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
         if not has_gradients or any(use.predicts for use in outside.values()):
             self._at_output(sums, outside, store=not has_gradients)
@@ -114,9 +124,12 @@ class StatisticsPasses:
             release_free_memory()
         if outside:
             self._at_input(sums, outside)
-            yield OUTSIDE, Statistics(*sums.finish())
+            yield OUTSIDE, sums.finish()
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)
+
+    def _moments(self, uses: WeightUses) -> GroupMoments:
+        return GroupMoments(self._model, uses, self._batches, self._workspace, weighted=self._components_of is None)
 
     def _show_forward(self, k: int, b: int) -> None:
         """Show that a batch enters a block in the forward pass."""
@@ -130,7 +143,7 @@ class StatisticsPasses:
         part = "embeddings" if group < 0 else f"block {group + 1} of {self._n}"
         self._progress(Stage("collecting statistics", part if done < total else ""), done, total)
 
-    def _at_output(self, sums: WeightedMoments, uses: WeightUses, *, store: bool) -> None:
+    def _at_output(self, sums: GroupMoments, uses: WeightUses, *, store: bool) -> None:
         """Add inputs and gradients of unembeddings, and `store` the gradients at the output of the last block."""
         import torch
 
@@ -152,7 +165,7 @@ class StatisticsPasses:
         from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
 
         uses = of_group(self._uses, k)
-        sums = WeightedMoments(self._model, uses, self._batches, self._workspace)
+        sums = self._moments(uses)
         for b, batch in enumerate(self._batches):
             self._show_backward(k, b)
             x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
@@ -160,9 +173,15 @@ class StatisticsPasses:
             self._streams.write(f"gradient-{k}", b, at_stream)
             sums.add(batch, reads, slopes)
         self._streams.finish(f"gradient-{k}")
-        return Statistics(*sums.finish())
+        statistics = sums.finish()
+        if self._components_of is None:
+            return replace(statistics, scales=sums.scales(statistics))
+        components = self._components_of(k, statistics)
+        losses = sums.losses(components)
+        ordered = {key: of_weight.with_losses(losses[key]) for key, of_weight in components.items()}
+        return replace(statistics, losses=losses, components=ordered)
 
-    def _at_input(self, sums: WeightedMoments, uses: WeightUses) -> None:
+    def _at_input(self, sums: GroupMoments, uses: WeightUses) -> None:
         """Add inputs and gradients of tables of embeddings."""
         from tnlib_adapters.instrument.weight_inputs import observe_input
 
@@ -172,20 +191,29 @@ class StatisticsPasses:
             sums.add(batch, reads, slopes)
 
 
+ComponentsOf = Callable[[int, Statistics], Mapping[str, Components]]  # block and moments -> components by key
+
 _SAMPLE = 4096  # tokens of the texts on which losses are compared with rounding costs
+_COMPONENT_SAMPLE = 8192  # tokens on which losses of components are measured: of many numbers, more tokens
 _DAMPED = 0.01  # of the mean moment, added before an inverse is applied
 
 
-class WeightedMoments:
-    """Sums over batches of the moments of one group of weights.
+class GroupMoments:
+    """Sums over batches of the moments of one group of weights, `weighted` by gradients or plain, and a sample.
 
     With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
     """
 
     def __init__(
-        self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], workspace: Workspace | None
+        self,
+        model: RunningModel,
+        uses: WeightUses,
+        batches: Sequence[Batch],
+        workspace: Workspace | None,
+        *,
+        weighted: bool,
     ) -> None:
-        self._model, self._uses, self._batches = model, uses, batches
+        self._model, self._uses, self._batches, self._weighted = model, uses, batches, weighted
         self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
         self._energies = dict[str, float]()
         self._sample: list[tuple[Batch, Tensors, Tensors]] = []  # inputs and gradients by key of the weight
@@ -200,7 +228,7 @@ class WeightedMoments:
             if use.predicts:
                 self._model.load(use.group)
                 slope = slope @ use.module.get_parameter("weight").float()  # at the input: V is too wide for moments
-            elif not use.is_table:
+            elif self._weighted and not use.is_table:
                 add_to(weights, use.reads, squares)
             self._slopes.add(key, slope)
         use_of = {use.reads: use for use in self._uses.values()}
@@ -211,44 +239,60 @@ class WeightedMoments:
                 add_to(self._counts, key, np.bincount(ids, minlength=n_rows).astype(np.float32))
             else:
                 self._reads.add(key, x * weights[key].sqrt()[..., None] if key in weights else x)
-        if sum(batch.n_tokens for batch, *_ in self._sample) < _SAMPLE:
+        n_sample = _SAMPLE if self._weighted else _COMPONENT_SAMPLE
+        if sum(batch.n_tokens for batch, *_ in self._sample) < n_sample:
             of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
             self._sample.append((batch, {key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks))
 
-    def finish(self) -> tuple[Mapping[str, Array], Mapping[str, Array], dict[str, Array]]:
-        """Return moments of inputs, moments of gradients, and scales by key.
-
-        Of tables: the sum of |p|^2, and the numbers of tokens and of texts.
-        """
-        reads, slopes = self._reads.finish(), self._slopes.finish()
+    def finish(self) -> Statistics:
+        """Return moments of inputs and of gradients, and the scales of weights outside the blocks."""
+        reads, slopes, scales = self._reads.finish(), self._slopes.finish(), dict[str, Array]()
         reads.add(self._counts)
-        scales = {key: np.array([scale]) for key, scale in self._scales(reads, slopes).items()}
         n_tokens = sum(batch.n_tokens for batch in self._batches)
         n_texts = n_tokens if self._model.predicts else sum(len(batch.ids) for batch in self._batches)
         for key, use in self._uses.items():
             if not self._is_inside(use):
                 scales[key] = np.array([self._energies[key], n_tokens, n_texts])
-        return reads, slopes, scales
+        return Statistics(reads, slopes, scales)
 
     def _is_inside(self, use: WeightUse) -> bool:
         return not (use.predicts or use.is_table)
 
-    def _scales(self, reads: Mapping[str, Array], slopes: Mapping[str, Array]) -> dict[str, float]:
+    @property
+    def _n_sampled(self) -> int:
+        """Tokens of the sample of a language model, texts of other models."""
+        return sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, *_ in self._sample)
+
+    def losses(self, components: Mapping[str, Components]) -> dict[str, Array]:
+        """Return the losses without each component of the weights inside a block, from the sample."""
+        import torch
+
+        losses = dict[str, Array]()
+        for key, of_weight in components.items():
+            total = torch.zeros(len(of_weight.losses), dtype=torch.float64)
+            for _, inputs, gradients in self._sample:
+                x, p = inputs[key], gradients[key]
+                left, right = (torch.from_numpy(a).to(x) for a in (of_weight.left, of_weight.right))
+                products = (x[..., : len(left)] @ left) * (p @ right.T)  # b t c
+                total += products.sum(1).double().square().sum(0).cpu()
+            losses[key] = (total / self._n_sampled).numpy()
+        return losses
+
+    def scales(self, statistics: Statistics) -> dict[str, Array]:
         """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
-        count = sum(batch.n_tokens if self._model.predicts else len(batch.ids) for batch, *_ in self._sample)
-        scales: dict[str, float] = {}
+        scales = dict[str, Array]()
         inputs: dict[str, list[torch.Tensor]] = {}
         for key, use in self._uses.items():
             if not self._is_inside(use):
                 continue
-            moments = reads[use.reads]
+            moments = statistics.reads[use.reads]
             n_rows = len(moments) - (use.projection is not None and use.projection.name != "o")  # without bias
             if use.reads not in inputs:
                 rows = (x[key][..., :n_rows] for _, x, _ in self._sample)
                 inputs[use.reads] = _whitened(rows, moments[:n_rows, :n_rows])
-            outputs = _whitened((p[key] for _, _, p in self._sample), slopes[key])
+            outputs = _whitened((p[key] for _, _, p in self._sample), statistics.slopes[key])
             squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[use.reads], outputs, strict=True))
-            scales[key] = sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * count)
+            scales[key] = np.array([sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * self._n_sampled)])
         return scales
 
 

@@ -116,6 +116,11 @@ class Components:
         """Return the components with losses multiplied by a scale."""
         return replace(self, losses=float(scale) * self.losses)
 
+    def with_losses(self, losses: Array) -> Components:
+        """Return the components in the order of other losses, the largest first."""
+        order = np.argsort(-losses, kind="stable")
+        return Components(self.left[:, order], self.right[order], losses[order])
+
     @property
     def lost(self) -> Array:
         """Losses with the first 0, 1, ... components kept, (r + 1,)."""
@@ -269,8 +274,7 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     losses = np.zeros(len(v))
     for of_inputs, of_gradients in uses:
         losses += _of_columns(first, of_inputs) * _of_columns(second, of_gradients)
-    order = np.argsort(-losses, kind="stable")
-    return Components(found.left[:, order], found.right[order], losses[order])
+    return found.with_losses(losses)
 
 
 def _of_columns(x: Array, moments: Array) -> Array:
