@@ -26,6 +26,7 @@ from tnlib_adapters.compression.calibration.calibrate import calibrated_factoris
 from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
     collect_calibration,
     fold_biases,
+    fold_biases_of,
 )
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component  # noqa: E402
 from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
@@ -350,6 +351,28 @@ def test_refusals_begin_with_the_function_that_was_called(folders: Any, text: Pa
 def test_models_that_do_not_belong_together_are_not_compared(folders, text):
     with pytest.raises(ArgumentError, match="one architecture and size"):
         evaluate(folders["bert"], folders["gpt2_lm"], text)
+
+
+@pytest.mark.parametrize("name", mostly_slow(SOME, SOME[:1]))
+def test_losses_are_mean_squared_derivatives_by_gates_on_components(folders, name):
+    """The definition: a sum over the tokens of a text, its square, and the mean over texts or tokens."""
+    checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
+    batches, k = model.batches(made_up_text(30)), 1
+    layers = calibrated_layers(checkpoint, model, batches)
+    folded = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
+    uses = find_uses(folded, weights_in(folded))
+    observed = [observe(folded, one, uses, k, torch.Generator().manual_seed(2 * b)) for b, one in enumerate(batches)]
+    count = sum(batch.n_tokens if model.predicts else len(batch.ids) for batch in batches)
+    for projection, weight in layers[k].weights.items():
+        left, right = (a.astype(np.float64) for a in (weight.components.left, weight.components.right))
+        wanted, key = np.zeros(len(right)), f"{k}.{projection}"
+        for reads, slopes in observed:
+            x, p = reads[uses[key].reads][..., : len(left)].double().numpy(), slopes[key].double().numpy()
+            wanted += (np.einsum("bti,ic,cj,btj->bc", x, left, right, p, optimize=True) ** 2).sum(0)
+        np.testing.assert_allclose(
+            weight.components.losses, wanted / count, rtol=1e-3, atol=1e-5 * wanted.max() / count
+        )
+        assert np.all(np.diff(weight.components.losses) <= 0)
 
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
