@@ -215,8 +215,9 @@ class GroupMoments:
     ) -> None:
         self._model, self._uses, self._batches, self._weighted = model, uses, batches, weighted
         self._counts, self._reads, self._slopes = dict[str, Array](), MomentSums(workspace), MomentSums(workspace)
-        self._energies = dict[str, float]()
-        self._sample: list[tuple[Batch, Tensors, Tensors]] = []  # inputs and gradients by key of the weight
+        self._energies, self._workspace = dict[str, float](), workspace
+        # inputs by their keys, and gradients by those of the weights
+        self._sample: list[tuple[Batch, Tensors | StoredArrays, Tensors | StoredArrays]] = []
 
     def add(self, batch: Batch, reads: Tensors, slopes: Tensors) -> None:
         """Add inputs and gradients of a batch, those of all weights at once or of one kind after the other."""
@@ -242,7 +243,8 @@ class GroupMoments:
         n_sample = _SAMPLE if self._weighted else _COMPONENT_SAMPLE
         if sum(batch.n_tokens for batch, *_ in self._sample) < n_sample:
             of_blocks = {key: slope for key, slope in slopes.items() if self._is_inside(self._uses[key])}
-            self._sample.append((batch, {key: reads[self._uses[key].reads] for key in of_blocks}, of_blocks))
+            read = {use.reads: reads[use.reads] for use in map(self._uses.__getitem__, of_blocks)}
+            self._sample.append((batch, self._kept(read), self._kept(of_blocks)))
 
     def finish(self) -> Statistics:
         """Return moments of inputs and of gradients, and the scales of weights outside the blocks."""
@@ -254,6 +256,14 @@ class GroupMoments:
             if not self._is_inside(use):
                 scales[key] = np.array([self._energies[key], n_tokens, n_texts])
         return Statistics(reads, slopes, scales)
+
+    def _kept(self, tensors: Tensors) -> Tensors | StoredArrays:
+        """Return tensors of the sample, in files of the workspace if there is one."""
+        if self._workspace is None:
+            return tensors
+        stored = StoredArrays(self._workspace)
+        stored.add({key: on_host(x) for key, x in tensors.items()})
+        return stored
 
     def _is_inside(self, use: WeightUse) -> bool:
         return not (use.predicts or use.is_table)
@@ -269,31 +279,38 @@ class GroupMoments:
 
         losses = dict[str, Array]()
         for key, of_weight in components.items():
+            left, right = (torch.from_numpy(a).to(self._model.device) for a in (of_weight.left, of_weight.right))
             total = torch.zeros(len(of_weight.losses), dtype=torch.float64)
-            for _, inputs, gradients in self._sample:
-                x, p = inputs[key], gradients[key]
-                left, right = (torch.from_numpy(a).to(x) for a in (of_weight.left, of_weight.right))
-                products = (x[..., : len(left)] @ left) * (p @ right.T)  # b t c
-                total += products.sum(1).double().square().sum(0).cpu()
+            for x, p in zip(self._inputs(self._uses[key].reads), self._gradients(key), strict=True):
+                products = (x[..., : len(left)] @ left) * (p @ right.mT)  # b t c
+                total += products.sum(1).cpu().double().square().sum(0)
             losses[key] = (total / self._n_sampled).numpy()
         return losses
 
     def scales(self, statistics: Statistics) -> dict[str, Array]:
         """Return the loss per unit of the rounding cost of the weights inside a block, from the sample."""
+        inside = {key: use for key, use in self._uses.items() if self._is_inside(use)}
         scales = dict[str, Array]()
-        inputs: dict[str, list[torch.Tensor]] = {}
-        for key, use in self._uses.items():
-            if not self._is_inside(use):
-                continue
-            moments = statistics.reads[use.reads]
+        for read, use in {use.reads: use for use in inside.values()}.items():
+            moments = statistics.reads[read]
             n_rows = len(moments) - (use.projection is not None and use.projection.name != "o")  # without bias
-            if use.reads not in inputs:
-                rows = (x[key][..., :n_rows] for _, x, _ in self._sample)
-                inputs[use.reads] = _whitened(rows, moments[:n_rows, :n_rows])
-            outputs = _whitened((p[key] for _, _, p in self._sample), statistics.slopes[key])
-            squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs[use.reads], outputs, strict=True))
-            scales[key] = np.array([sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * self._n_sampled)])
+            inputs = _whitened((x[..., :n_rows] for x in self._inputs(read)), moments[:n_rows, :n_rows])
+            for key in (key for key, use in inside.items() if use.reads == read):
+                outputs = _whitened(self._gradients(key), statistics.slopes[key])
+                squares = (((x @ x.mT) * (p @ p.mT)).sum() for x, p in zip(inputs, outputs, strict=True))
+                scales[key] = np.array([sum(map(float, squares)) / (n_rows * outputs[0].shape[-1] * self._n_sampled)])
         return scales
+
+    def _inputs(self, read: str) -> Iterator[torch.Tensor]:
+        return (self._on_device(inputs[read]) for _, inputs, _ in self._sample)
+
+    def _gradients(self, key: str) -> Iterator[torch.Tensor]:
+        return (self._on_device(gradients[key]) for *_, gradients in self._sample)
+
+    def _on_device(self, values: torch.Tensor | Array) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(values).to(self._model.device) if isinstance(values, np.ndarray) else values
 
 
 def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Tensor]:
