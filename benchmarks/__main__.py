@@ -1,9 +1,11 @@
 """Measure, and write the page.
 
     python -m benchmarks [--scale full|small] [--part speed --part growth ...] [--page-only]
+    python -m benchmarks --case tt24
 
 At full scale the page is docs/benchmarks.md, at small scale out/benchmarks.md. What was measured lies in
-out/bench.json or out/bench-small.json; a part that is measured again replaces its own section there.
+out/bench.json or out/bench-small.json; a part that is measured again replaces its own section there. With --case the
+table of one case is printed, and nothing is written.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from benchmarks import (
     speed,
 )
 from benchmarks.cases import SCALES
+from benchmarks.peers import REGISTRY
+from benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
@@ -46,7 +50,11 @@ PARTS = {
 @click.option("--scale", type=click.Choice(SCALES), default="full")
 @click.option("--part", "parts", type=click.Choice(list(PARTS)), multiple=True, default=tuple(PARTS))
 @click.option("--page-only", is_flag=True, help="Measure nothing; write the page again.")
-def main(scale: str, parts: tuple[str, ...], page_only: bool) -> None:
+@click.option("--case", type=click.Choice(tuple(REGISTRY)), help="Time one case and print its table; write nothing.")
+def main(scale: str, parts: tuple[str, ...], page_only: bool, case: str | None) -> None:
+    if case is not None:
+        print("\n".join(report.case_table(Results({"scale": scale, "speed": speed.measure(scale, case)}), case)))
+        return
     small = scale == "small"
     store = ROOT / "out" / ("bench-small.json" if small else "bench.json")
     page = ROOT / ("out" if small else "docs") / "benchmarks.md"

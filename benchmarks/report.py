@@ -76,7 +76,7 @@ def speed(results: Results) -> Iterator[str]:
     """Yield the lines of the page of times."""
     yield from ("# Times of all libraries", "", SPEED, "")
     for case in results.timed:
-        yield from _case(results, case)
+        yield from case_table(results, case)
 
 
 def scale(results: Results, shown: Mapping[str, str]) -> Iterator[str]:
@@ -129,11 +129,16 @@ function of a library. All entries of a case run in turn, for several rounds: se
 each library beforehand. The true error is computed from the dense array of the result, not taken from the library.
 An entry whose error exceeds the tolerance of the case *misses* and is not counted as a peer. "SVD" marks singular
 values from LAPACK's SVD of the data, which are accurate for small values as well; all others come from Gram matrices
-or random sketches."""
+or random sketches. Measured by `python -m benchmarks --part speed`, a single case by `python -m benchmarks --case
+tt24`; the machine and the versions are on the page of the [benchmarks](benchmarks.md)."""
 
 SCALE_ABOUT = """\
 Parts of `make bench`, measured in runs of their own, so that a time may differ from that of the same case on the page
 of [times](benchmarks-speed.md)."""
+
+STARTUP = """\
+Wall-clock time of whole processes, with compiled functions in the cache; of `import tnlib` alone, CPU time in a process
+that has imported numpy:"""
 
 ACCURACY = """\
 The picture shows the relative Frobenius error against the number of stored parameters of all factors, as a fraction of
@@ -176,7 +181,8 @@ def _compared(results: Results, comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _case(results: Results, name: str) -> Iterator[str]:
+def case_table(results: Results, name: str) -> Iterator[str]:
+    """Yield the lines of a case: its input, and the times and errors of all entries."""
     case = cases(results.data["scale"])[name]
     how = {entry.name: entry.how for entry in REGISTRY[name]}
     entries = sorted(results.timed[name].items(), key=lambda item: results.seconds(name, item[0]) or 0.0)
@@ -295,7 +301,7 @@ def _dask_workers(results: Results) -> Iterator[str]:
 
 
 def _startup(results: Results) -> Iterator[str]:
-    yield from ("## Start-up", "", "Wall-clock time of whole processes, with compiled functions in the cache:", "")
+    yield from ("## Start-up", "", STARTUP, "")
     rows = [(name, _seconds(value)) for name, value in results.data["startup"].items()]
     yield from table(("process", "seconds"), rows)
 

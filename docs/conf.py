@@ -125,10 +125,10 @@ def search_questions(app: Sphinx, exception: Exception | None) -> None:
 
 
 def language_of(code: str) -> str:
-    """Return the language of an indented block by its first word."""
-    first = code.split(maxsplit=1)[0]
-    commands, statements = ("$", "tnlib", "pip", "make", "python"), ("import", "from", "if", "model", ">>>")
-    return "bash" if first in commands else "python" if first in statements else "text"
+    """Return the language of an indented block by its beginning: a command, or a statement of Python."""
+    if re.match(r"\$|[A-Z_]+=|(tnlib|pip|make|python|git|llama-cli) ", code):
+        return "bash"
+    return "python" if re.match(r">>>|(import|from|if|for) |[\w.]+\(|[\w(, )]+ = ", code) else "text"
 
 
 def prepare_code(app: Sphinx, doctree: nodes.document) -> None:

@@ -180,8 +180,8 @@ def size_text(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """Return the bytes of all weights before and after, and the error; of the weights, if there was no text."""
-    before, after = (megabytes(sum(sizes.values())) for sizes in (report.bytes_before, report.bytes_after))
-    sizes = f"all weights: {before} -> {after}"
+    before, after = (sum(sizes.values()) for sizes in (report.bytes_before, report.bytes_after))
+    sizes = f"all weights: {' -> '.join(before_and_after(before, after))}"
     is_on_text = report.plain_measured is not None
     if report.measured is None or not (is_on_text or report.measure == RELATIVE):
         return sizes
@@ -192,7 +192,7 @@ def part_sizes(report: Report) -> str:
     """Return the bytes of the compressed part before and after, and the stored bits per parameter of factors."""
     before, after = report.compressed(report.bytes_before), report.compressed(report.bytes_after)
     bits = 8 * after / report.n_before
-    sizes = f"{report.subject}: {megabytes(before)} -> {megabytes(after)}, {bits:.2f} bits per parameter"
+    sizes = f"{report.subject}: {' -> '.join(before_and_after(before, after))}, {bits:.2f} bits per parameter"
     if report.average_bits is None or report.layout not in ENGINES or bits < report.average_bits + 0.005:
         return sizes
     return f"{sizes}, of which {bits - report.average_bits:.2f} are indices and zero points of the layout"
@@ -226,9 +226,9 @@ def _sizes(report: Report) -> list[Line]:
     numbers = (f"parameters in the {subject}", f"{report.n_before:,}", f"{report.n_stored:,}")
     lines = [
         (f"parameters in the {subject}", "", f"{report.n_before:,}") if report.is_rounded else numbers,
-        (f"bytes of the {subject}", megabytes(report.compressed(before)), megabytes(report.compressed(after))),
+        (f"bytes of the {subject}", *before_and_after(report.compressed(before), report.compressed(after))),
         ("the same in plain int8", "", megabytes(report.plain_bytes)),
-        ("all weights on disk", megabytes(sum(before.values())), megabytes(sum(after.values()))),
+        ("all weights on disk", *before_and_after(sum(before.values()), sum(after.values()))),
     ]
     if report.is_rounded and report.average_bits is not None:
         share = 8 * report.compressed(before) / report.n_before
@@ -297,7 +297,17 @@ def megabytes(n_bytes: int) -> str:
     >>> megabytes(91_190_000), megabytes(33_280)
     ('91.19 MB', '33.28 kB')
     """
-    return f"{n_bytes / 1e6:,.2f} MB" if n_bytes >= 100_000 else f"{n_bytes / 1e3:.2f} kB"
+    return before_and_after(n_bytes, n_bytes)[0]
+
+
+def before_and_after(before: int, after: int) -> tuple[str, str]:
+    """Return two sizes in MB, or both in kB if one is below 0.1 MB.
+
+    >>> before_and_after(130_000, 14_540)
+    ('130.00 kB', '14.54 kB')
+    """
+    name, unit = ("MB", 1e6) if min(before, after) >= 100_000 else ("kB", 1e3)
+    return f"{before / unit:,.2f} {name}", f"{after / unit:,.2f} {name}"
 
 
 def show_report(report: Report, out: Path) -> None:

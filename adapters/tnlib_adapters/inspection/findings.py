@@ -253,10 +253,11 @@ def _ranks(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _gauge(inspection: Inspection) -> Iterator[Finding]:
-    n_free, n_numbers = (sum(getattr(report, name) for report in inspection.gauges) for name in ("n_free", "n_numbers"))
+    n_free = sum(report.n_free for report in inspection.gauges)
+    n_parameters = sum(report.n_parameters for report in inspection.gauges)
     if n_free:
         yield Finding(
-            f"{100 * n_free / n_numbers:.0f} % of the attention parameters are gauge freedom: they can change "
+            f"{100 * n_free / n_parameters:.0f} % of the attention parameters are gauge freedom: they can change "
             "without a change of the output.",
             "gauge",
         )

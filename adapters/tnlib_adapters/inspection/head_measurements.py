@@ -80,13 +80,13 @@ class GaugeReport:
 
     Parameters
     ----------
-    n_numbers, n_free
+    n_parameters, n_free
         Number of weights and biases of the layer, and number of gauge degrees of freedom among them.
     queries_to_keys, values_to_outputs
         Smallest and largest quotient of norms over key and value heads: 1 in the balanced gauge.
     """
 
-    n_numbers: int
+    n_parameters: int
     n_free: int
     queries_to_keys: tuple[float, float]
     values_to_outputs: tuple[float, float]

@@ -151,7 +151,7 @@ def _findings(inspection: Inspection) -> list[str]:
     titles = {key: title for key, title, _ in _SECTIONS}
     items = ""
     for text, section, (headings, rows) in findings(inspection):
-        numbers = f"<details><summary>Numbers</summary>{table(headings, rows)}</details>" if rows else ""
+        numbers = f"<details><summary>Values</summary>{table(headings, rows)}</details>" if rows else ""
         items += f'<li>{html.escape(text)} <a href="#{section}">{titles[section]}</a>{numbers}</li>'
     return [f'<ul class="findings">{items}</ul>', "<p>Heads are named layer.head, both counted from 0.</p>"]
 

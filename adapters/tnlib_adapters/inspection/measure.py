@@ -125,7 +125,7 @@ class Inspection:
         if self.predictions is not None:
             columns = zip(("component", "contribution"), zip(*self.predictions.components, strict=True), strict=True)
             tables["contributions"] = data_frame("Inspection.frames", dict(columns))
-        names = ("n_numbers", "n_free", "queries_to_keys", "values_to_outputs")
+        names = ("n_parameters", "n_free", "queries_to_keys", "values_to_outputs")
         gauges = {name: [getattr(report, name) for report in self.gauges] for name in names}
         return tables | {"gauges": data_frame("Inspection.frames", {"layer": range(len(self.gauges)), **gauges})}
 

@@ -207,7 +207,7 @@ def gauge(inspection: Inspection, draw: Draw) -> list[str]:
     rows = [
         [
             str(layer),
-            *(f"{report.n_numbers:,}", f"{report.n_free:,}", f"{report.n_free / report.n_numbers:.1%}"),
+            *(f"{report.n_parameters:,}", f"{report.n_free:,}", f"{report.n_free / report.n_parameters:.1%}"),
             *(_span(report.queries_to_keys), _span(report.values_to_outputs)),
         ]
         for layer, report in enumerate(inspection.gauges)

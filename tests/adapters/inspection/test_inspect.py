@@ -101,7 +101,7 @@ def test_the_page_states_the_numbers_that_are_returned(builtin: Any) -> None:
             row = "|".join([*cells, f"{score.score:.3f}", f"{score.chance:.3f}"])
             assert (row in parts["composition"]) == (score.multiple >= 1.0)
     for report in builtin.gauges:
-        assert f"{report.n_numbers:,}|{report.n_free:,}" in parts["gauge"]
+        assert f"{report.n_parameters:,}|{report.n_free:,}" in parts["gauge"]
     assert "Previous-token head 0.3" in parts["heads"]
     assert builtin.compositions["K"].largest(1)[0][0] == (0, 3)
     copying = builtin.readings.copying
@@ -331,8 +331,8 @@ def test_free_numbers_are_those_that_change_nothing(kind: str) -> None:
                 ends.append(seen_of(dataclasses.replace(layer, **{name: moved})))
             columns.append(ends[0] - ends[1])
     report = gauge_report(layer)
-    assert report.n_numbers == len(columns)
-    assert np.linalg.matrix_rank(np.array(columns), rtol=1e-9) == report.n_numbers - report.n_free
+    assert report.n_parameters == len(columns)
+    assert np.linalg.matrix_rank(np.array(columns), rtol=1e-9) == report.n_parameters - report.n_free
 
 
 def test_balanced_layers_have_quotients_of_one() -> None:
