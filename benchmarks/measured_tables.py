@@ -15,16 +15,18 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "measurements.md"
-# pages whose tables have no measured values
-OTHERS = {"choose", "choose-states", "conventions", "gallery", "gauges", "limits", "other-packages"}
+# pages and sections whose tables have no measured values
+OTHERS = {"choose", "choose-states", "conventions", "gallery", "gauges", "inspect", "limits", "other-packages"}
+OTHER_SECTIONS = {"Passes", "Fewer bits"}
 VALUE = re.compile(r"\d\.\d|\de-\d|\d,\d{3}")
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 ABOUT = """\
 The sections of these pages with tables of measured values. Date and commit are those at which the newest row was first
 on any page with these numbers: a sentence that was changed later, or a table that was moved, does not count. The
 sections name the commands, those of [the benchmarks](benchmarks.md) and [the study](study.md) at the top of the page.
-The machine is two cores of an AMD EPYC with 24 GiB of memory and no GPU, unless a section names another. Written by
-`python -m benchmarks.measured_tables`."""
+The machine is two cores of an AMD EPYC or of an Intel Xeon with AVX-512, with 24 GiB of memory and no GPU, unless a
+section names another; those with times that are compared across tables name which. Written by `python -m
+benchmarks.measured_tables`."""
 
 Numbers = tuple[str, ...]  # of a row
 
@@ -73,6 +75,7 @@ def main() -> None:
         for page in sorted(DOCS.glob("*.md"))
         if page != PAGE and page.stem not in OTHERS
         for title, measured_rows in measured(page)
+        if title not in OTHER_SECTIONS
     ]
     head = ("| page | section | date | commit |", "|---|---|---|---|")
     PAGE.write_text("\n".join(("# Measurements", "", ABOUT, "", *head, *rows)) + "\n", encoding="utf-8")

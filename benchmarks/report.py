@@ -120,7 +120,8 @@ ABOUT = """\
 This page compares speed, memory and accuracy of tnlib with those of other libraries (peers), on the same arrays and
 tolerances, on one machine. "Gram mode" stands for singular values from the eigenvalues of a Gram matrix. The
 [bound](#bounds) of a case estimates its shortest possible time from the rates of large products; a ratio to it may be
-below 1. Small arrays and short operations are on the page of [everyday operations](benchmarks-everyday.md)."""
+below 1. Small arrays and short operations are on the page of [everyday operations](benchmarks-everyday.md).
+[Measurements](measurements.md) has date and commit of every table."""
 
 SPEED = """\
 The first line of every case states the input and, after the semicolon, the requested tolerance or rank. An entry is a
@@ -134,7 +135,7 @@ tt24`; the machine and the versions are on the page of the [benchmarks](benchmar
 
 SCALE_ABOUT = """\
 Parts of `make bench`, measured in runs of their own, so that a time may differ from that of the same case on the page
-of [times](benchmarks-speed.md)."""
+of [times](benchmarks-speed.md). [Measurements](measurements.md) has date and commit of every table."""
 
 STARTUP = """\
 Wall-clock time of whole processes, with compiled functions in the cache; of `import tnlib` alone, CPU time in a process

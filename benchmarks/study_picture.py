@@ -74,16 +74,13 @@ Points = dict[float, float]  # fraction kept, or bits per parameter -> 1 - cosin
 
 
 def lines_of(table: Sequence[Row], column: str, x: str = "keep") -> dict[str, Points]:
-    """Return the line of every method over column `x`, on text of both kinds; the mean over seeds."""
-    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return the line of every method over column `x`, on text of both kinds, with the first seed."""
+    found: dict[str, Points] = defaultdict(dict)
     for row in table:
-        if row["text"] == "both":
+        if row["text"] == "both" and row["seed"] == "0":
             value = float(row[column])
-            found[row["method"]][float(row[x])].append(1 - value if "cosine" in column else value)
-    return {
-        method: {keep: sum(many) / len(many) for keep, many in sorted(points.items())}
-        for method, points in found.items()
-    }
+            found[row["method"]][float(row[x])] = 1 - value if "cosine" in column else value
+    return {method: dict(sorted(points.items())) for method, points in found.items()}
 
 
 def draw(ax: Axes, lines: dict[str, Points]) -> None:

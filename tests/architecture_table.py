@@ -243,10 +243,11 @@ TEXT = """# Architectures
 Written by `python tests/architecture_table.py`; the numbers are not edited by hand.
 
 `open_checkpoint(folder).attention(layer)` and `Attention.from_module(model, layer)` support the architectures below,
-under their names in transformers 4 and 5. Each is one row of `architectures/table.py`. Every row of the
-table below is a test against a small model of transformers {version} with random weights, biases and norms, run with
-hooks. An error is the largest over layers and heads, relative to the largest entry, in single precision. The first
-columns of the table use these terms:
+under their names in transformers 4 and 5; [Choose](choose.md#architectures-and-commands) has them by the names of
+models on the hub, with the commands that take them. Each is one row of `architectures/table.py`. Every row of the table
+below is a test against a small model of transformers {version} with random weights, biases and norms, run with hooks.
+An error is the largest over layers and heads, relative to the largest entry, in single precision. The first columns of
+the table use these terms:
 
 - "4 on 2, of 6": 4 query heads share 2 key and value heads, of width 6; "values of 5": values have the width 5
 - "4 columns": rotary embeddings rotate only 4 columns of a head; "in pairs": they rotate adjacent columns, where other
