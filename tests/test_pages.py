@@ -266,6 +266,16 @@ def test_every_picture_has_an_alternative_text_and_a_caption() -> None:
     assert shown == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
 
 
+def test_diagrams_fit_into_the_column_of_text() -> None:
+    """Labels have 9 points, and are smaller where the browser shrinks a diagram."""
+    widths = {
+        path.name: float(re.findall(r'<svg [^>]*width="([\d.]+)pt"', path.read_text(encoding="utf-8"))[0])
+        for path in (ROOT / "docs" / "pictures").glob("*.svg")
+    }
+    assert len(widths) > 50
+    assert {name: width for name, width in widths.items() if width > 640} == {}
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
 def test_formulas_are_rendered_by_the_site_and_by_others(page: str) -> None:
     text = re.sub(

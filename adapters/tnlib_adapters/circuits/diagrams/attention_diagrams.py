@@ -31,6 +31,8 @@ Piece = tuple[str, Array | None, int, str]  # label, array to classify, its leg 
 _OUTSIDE = 1.3  # length of an open leg that leaves two bubbles
 _MOST_HEADS = 2  # largest number of heads drawn as separate terms of a sum
 _NEXT_ROW = ROW + 1.6  # distance from a layer to the sum over its heads
+_SIGN_GAP = 0.6  # between a sign and the open legs beside it, whose labels are above and below the sign
+_DOTS_GAP = 0.4  # between the dots and the signs beside them
 
 
 def to_key_value(
@@ -269,12 +271,12 @@ def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
     for k, head in enumerate(drawn_heads):
         parts.append(text("=" if k == 0 else "+", (x, -ROW / 2)))
         if head is None:
-            parts.append(text("· · ·", (x + 0.6, -ROW / 2)))
-            x += 1.2
+            parts.append(text("· · ·", (x + _DOTS_GAP, -ROW / 2)))
+            x += 2 * _DOTS_GAP
         else:
-            parts.append(_head_term(layer, head, n).moved(x + 0.8 + REACH, 0.0))
-            x += STEP + 2 * (REACH + 0.8)
-    middle = (x - 0.8 - REACH) / 2  # of the row below
+            parts.append(_head_term(layer, head, n).moved(x + _SIGN_GAP + REACH, 0.0))
+            x += STEP + 2 * (REACH + _SIGN_GAP)
+    middle = (x - _SIGN_GAP) / 2  # of the row below
     parts = [layer_part, *(part.moved(STEP / 2 - middle, -_NEXT_ROW) for part in parts)]
     return join(tuple(parts), f"attention with fixed patterns, sum over {heads} heads")
 
