@@ -50,6 +50,12 @@ class Circuit(Table):
         (points, 2): numbers of terms, ascending, and the loss of the circuits of that size that the search measured,
         larger and smaller than this one.
 
+    References
+    ----------
+    A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges and
+    "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M.
+    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated", with gates in place of embeddings.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
