@@ -67,7 +67,7 @@ class LowRank(LinearFormat, Operator):
 
     @property
     def T(self) -> LowRank:
-        """The transpose, right^T @ left^T."""
+        """The transpose, ``right.T @ left.T``."""
         return LowRank(self.right.T, self.left.T)
 
     def _part(self, *, imaginary: bool) -> LowRank:
