@@ -357,7 +357,7 @@ class Operator(Format):
         return self._matmat(self._operand("matmat", x, self.shape[1]))
 
     def rmatmat(self, x: Array) -> Array:
-        """Return self^H @ x for x of shape (m, k)."""
+        """Return the adjoint times x, for x of shape (m, k)."""
         return self._rmatmat(self._operand("rmatmat", x, self.shape[0]))
 
     def matvec(self, x: Array) -> Array:
@@ -365,7 +365,7 @@ class Operator(Format):
         return self._matmat(self._operand("matvec", x, self.shape[1], columns=1))[:, 0]
 
     def rmatvec(self, x: Array) -> Array:
-        """Return self^H @ x for x of shape (m,)."""
+        """Return the adjoint times x, for x of shape (m,)."""
         return self._rmatmat(self._operand("rmatvec", x, self.shape[0], columns=1))[:, 0]
 
     def _operand(self, method: str, x: Any, rows: int, columns: int | None = None) -> Array:

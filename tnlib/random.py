@@ -1,4 +1,7 @@
-"""Random values of every format: independent standard normal entries in all stored arrays."""
+"""Random values of every format: independent normal entries in all stored arrays.
+
+Their variance is 1, in core k of a train 1 / r[k], so that the entries of the train have variance 1.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Rng = np.random.Generator | int | None
 def tensor_train(
     shape: Sequence[int], rank: int | Sequence[int], *, dtype: npt.DTypeLike = np.float64, rng: Rng = None
 ) -> TensorTrain:
-    """Return a train with independent standard normal entries in its cores.
+    """Return a train with independent normal entries in its cores, such that the entries of the tensor have variance 1.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ def tensor_train(
     Returns
     -------
     TensorTrain
-        Without a centre. The cores are divided by the root of their left bond, so that entries have variance 1.
+        Without a centre. Entries of core k have mean 0 and variance 1 / r[k], r[k] its left bond.
 
     Examples
     --------
@@ -66,9 +69,9 @@ def tt_matrix(
     dtype: npt.DTypeLike = np.float64,
     rng: Rng = None,
 ) -> TTMatrix:
-    """Return a TT-matrix (row legs, column legs) with independent standard normal entries in its cores.
+    """Return a TT-matrix (row legs, column legs) with independent normal entries in its cores.
 
-    Entries of the matrix have variance 1, as those of `tensor_train`.
+    Their variance is that of `tensor_train`, so that entries of the matrix have variance 1.
 
     Parameters
     ----------

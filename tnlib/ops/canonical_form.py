@@ -146,11 +146,12 @@ def canonical_basis(u: npt.ArrayLike, groups: Sequence[slice] = ()) -> Array:
 
 @single_threaded_blas
 def nearest_tie(t: Format | npt.ArrayLike, groups: Groups | Sequence[Groups] | None = None) -> float:
-    """Return the distance from 0 to 1 of the canonical basis of `t` to its nearest discontinuity.
+    r"""Return the distance from 0 to 1 of the canonical basis of `t` to its nearest discontinuity.
 
     It is the smallest relative change of the squared norm of a row that would make another row the pivot, or another
     entry the leading one. Perturbations well below it change the basis by their size divided by the gaps between
-    groups. For rows of equal norm, of which the first is the pivot within a tolerance, it is 2 sqrt(eps).
+    groups. For rows of equal norm, of which the first is the pivot within a tolerance, it is
+    :math:`2 \sqrt{\mathtt{eps}}`.
 
     Parameters
     ----------

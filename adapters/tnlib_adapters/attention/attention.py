@@ -19,12 +19,14 @@ from tnlib_adapters.attention.validation import as_distances, as_index
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention(AttentionWeights):
-    r"""The weights of one attention layer, per head, acting on rows: q = x W_Q + b_Q.
+    r"""The weights of one attention layer, per head, acting on rows: :math:`q = x W_Q + b_Q`.
 
-    In homogeneous coordinates x~ = [x, 1] every head is two bilinear forms without biases::
+    In homogeneous coordinates :math:`\tilde x = [x, 1]` every head is two bilinear forms without biases: its scores are
 
-        score_ij = scale * x~_i Omega x~_j^T,      Omega = [W_Q; b_Q] R(i - j) [W_K; b_K]^T
-        value_j  = x~_j OV,                        OV    = [W_V; b_V] [W_O, 0]
+    .. math:: \mathtt{scale} \cdot \tilde x{}_i \Omega \tilde x{}_j^T
+
+    with :math:`\Omega = [W_Q; b_Q] R(i - j) [W_K; b_K]^T`, and its values :math:`\tilde x{}_j \mathrm{OV}` with
+    :math:`\mathrm{OV} = [W_V; b_V] [W_O, 0]`.
 
     R rotates the planes of a head by the distance for rotary embeddings, and is the identity otherwise.
 
@@ -56,7 +58,7 @@ class Attention(AttentionWeights):
     latent_norm
         Norm of the latent vectors from which queries, keys and values are made, or None.
     softcap
-        Soft cap: scores become softcap * tanh(score / softcap). None for no cap.
+        Soft cap c: a score s becomes :math:`c \tanh(s / c)`. None for no cap.
     causal
         Whether a position attends only to itself and earlier positions.
     window
@@ -71,6 +73,11 @@ class Attention(AttentionWeights):
     ------
     ArgumentError
         If a shape contradicts W_Q, or a window, context or soft cap is not positive.
+
+    References
+    ----------
+    A. Vaswani et al., "Attention Is All You Need" (2017); N. Elhage et al., "A Mathematical Framework for Transformer
+    Circuits" (2021), for QK and OV circuits.
 
     Examples
     --------
@@ -111,10 +118,11 @@ class Attention(AttentionWeights):
         return cls(**module_arguments(model, layer, length))
 
     def qk(self, head: int, distance: int | None = None, *, plane: int | None = None) -> LowRank:
-        """Return Omega (d_model + 1, d_model + 1) of a head at one distance, biases included.
+        r"""Return Omega (d_model + 1, d_model + 1) of a head at one distance, biases included.
 
-        The score of positions i and j is scale * x~_i Omega x~_j^T with x~ = [x, 1], before a soft cap. The rank is at
-        most d_head, with ALiBi or a relative bias d_head + 1.
+        The score of positions i and j is :math:`\mathtt{scale} \cdot \tilde x{}_i \Omega \tilde x{}_j^T` with
+        :math:`\tilde x = [x, 1]`, before a soft cap. The rank is at most d_head, d_head + 1 with ALiBi or a relative
+        bias.
 
         Parameters
         ----------
@@ -143,11 +151,12 @@ class Attention(AttentionWeights):
         return self._form("qk", head, distance, plane)
 
     def qk_tensor(self, head: int, distances: ArrayLike, *, plane: int | None = None) -> Tucker:
-        """Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in exact Tucker form.
+        r"""Return Omega at many distances as one array (distances, d_model + 1, d_model + 1), in exact Tucker form.
 
-        Nothing of size d_model^2 is formed. The multilinear rank is at most d_head in the two modes of the stream. In
-        the mode of distances it is, for rotary embeddings, at most the number of rotated columns, plus 1 if some
-        columns are not rotated. ALiBi and relative biases give d_head + 1 and 2; otherwise all distances are equal.
+        Nothing of size :math:`d_\mathrm{model}^2` is formed. The multilinear rank is at most d_head in the two modes of
+        the stream. In the mode of distances it is, for rotary embeddings, at most the number of rotated columns, plus 1
+        if some columns are not rotated. ALiBi and relative biases give d_head + 1 and 2; otherwise all distances are
+        equal.
 
         Parameters
         ----------
@@ -244,10 +253,10 @@ class Attention(AttentionWeights):
         )
 
     def ov(self, head: int) -> LowRank:
-        """Return OV (d_model + 1, d_model + 1) of a head, rank at most d_head, value bias included.
+        r"""Return OV (d_model + 1, d_model + 1) of a head, rank at most d_head, value bias included.
 
-        x~ OV is the output of the head for a position that attends to x alone. The last column is zero: no head writes
-        the homogeneous coordinate. The output bias belongs to the layer, not to a head.
+        :math:`\tilde x \mathrm{OV}` is the output of the head for a position that attends to x alone. The last column
+        is zero: no head writes the homogeneous coordinate. The output bias belongs to the layer, not to a head.
 
         Raises
         ------
@@ -265,7 +274,7 @@ class Attention(AttentionWeights):
         return LowRank(left, right)
 
     def frozen(self, patterns: Array, *, divisors: Array | None = None) -> FrozenAttention:
-        """Return the layer as an affine map of the whole sequence, with frozen patterns.
+        r"""Return the layer as an affine map of the whole sequence, with frozen patterns.
 
         Parameters
         ----------
@@ -281,7 +290,7 @@ class Attention(AttentionWeights):
         -------
         FrozenAttention
             `terms` with right factors held as `LowRank`, and the `constant` of the biases: row i of it is
-            sum_h (sum_j A^h_ij) b_V^h W_O^h + b_O.
+            :math:`\sum_h (\sum_j A^h_{ij}) b_V^h W_O^h + b_O`.
 
         Raises
         ------

@@ -107,17 +107,21 @@ class _Row:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenAttention:
-    """A layer with frozen patterns: the affine map x -> terms x + constant; unpacks to the two.
+    r"""A layer with frozen patterns: the affine map ``x -> terms x + constant``; unpacks to the two.
 
     Addition adds outputs, and `second @ first` is composition. The product of two heads is a virtual head,
-    (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, with the smaller of the two ranks.
+    :math:`(A_2 \otimes B_2)(A_1 \otimes B_1) = A_2 A_1 \otimes B_2 B_1`, with the smaller of the two ranks.
 
     Parameters
     ----------
     terms
-        sum_h A^h (x) (W_V^h W_O^h)^T on arrays (positions, d_model).
+        :math:`\sum_h A^h \otimes (W_V^h W_O^h)^T` on arrays (positions, d_model).
     constant
         (positions, d_model): the contribution of the value and output biases.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------

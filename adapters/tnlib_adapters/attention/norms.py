@@ -22,6 +22,11 @@ class HeadNorm:
     eps
         Added to the mean square.
 
+    References
+    ----------
+    B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization" (2019); A. Henry et al., "Query-Key Normalization for
+    Transformers" (2020), for QK norm.
+
     Examples
     --------
     >>> import numpy as np
@@ -87,6 +92,10 @@ class LatentNorm:
         Added to the mean square.
     n_rotated
         Number of columns at the start of every key that do not come from the latent vector, and are not divided.
+
+    References
+    ----------
+    DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model" (2024).
 
     Examples
     --------

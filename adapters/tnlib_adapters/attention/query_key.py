@@ -72,24 +72,24 @@ def _columns(rotary: Rotary, plane: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class PositionParts:
-    """The bilinear form of a head, split for a stream that is content c plus position embedding p.
+    r"""The bilinear form of a head, split for a stream that is content c plus position embedding p.
 
-    With c~ = [c, 1], p_i the position of the query and p_j that of the key::
+    With :math:`\tilde c = [c, 1]`, i the position of the query and j that of the key, a score is the scale times
 
-        score_ij / scale = c~_i content c~_j^T + (c~_i by_key)_j + (by_query c~_j^T)_i + alone_ij
+    .. math:: \tilde c{}_i \Omega \tilde c{}_j^T + (\tilde c{}_i K)_j + (Q \tilde c{}_j^T)_i + P_{ij}
 
-    Every part has rank at most d_head.
+    and every part has rank at most d_head.
 
     Parameters
     ----------
     content
-        (d_model + 1, d_model + 1), content to content: Omega itself.
+        (d_model + 1, d_model + 1), content to content: :math:`\Omega` itself.
     by_key
-        (d_model + 1, n), query content to key position.
+        (d_model + 1, n), query content to key position: K.
     by_query
-        (n, d_model + 1), query position to key content.
+        (n, d_model + 1), query position to key content: Q.
     alone
-        (n, n), position to position.
+        (n, n), position to position: P.
 
     Examples
     --------

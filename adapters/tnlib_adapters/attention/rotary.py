@@ -112,9 +112,10 @@ class Rotary:
         return self.factor**2 * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
 
     def core(self, d_head: int, dtype: DTypeLike = np.float64) -> Array:
-        """Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) if some columns are unrotated.
+        r"""Return the form of one head, (2F, d_head, d_head), or (2F + 1, d_head, d_head) if not all columns rotate.
 
-        score(D) = sum_w waves(D)_w q core_w k^T, with a last wave of ones for the unrotated columns.
+        The score at distance D is :math:`\sum_w \omega_w(D) q C_w k^T`, with the waves :math:`\omega_w` and the
+        matrices :math:`C_w` of the form. The last wave is 1, for the unrotated columns.
         """
         n, (a, b) = len(self.frequencies), self.planes
         f = np.arange(n)

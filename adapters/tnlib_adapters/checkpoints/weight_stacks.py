@@ -118,10 +118,10 @@ def heads(checkpoint: Checkpoint, projection: Literal["Q", "K", "V", "O"]) -> Vi
 
 
 def cores(attention: Attention, circuit: Literal["qk", "ov"], *, distance: int | None = None) -> View:
-    """Return the cores of the operators of all heads between isometries: head x rank x rank, biases included.
+    r"""Return the cores of the operators of all heads between isometries: head x rank x rank, biases included.
 
-    Omega = [W_Q; b_Q] [W_K; b_K]^T = Q R (Q' R')^T with isometric Q and Q', and the core is R R'^T: it has the singular
-    values of Omega and d_head^2 numbers.
+    :math:`\Omega = [W_Q; b_Q] [W_K; b_K]^T = Q_1 R_1 (Q_2 R_2)^T` with isometric :math:`Q_1` and :math:`Q_2`, and the
+    core is :math:`R_1 R_2^T`: it has the singular values of :math:`\Omega` and :math:`d_\mathrm{head}^2` numbers.
 
     Parameters
     ----------

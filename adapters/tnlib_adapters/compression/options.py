@@ -55,8 +55,9 @@ class Budget:
         below it. Beside `bits`, at most this fraction is stored, in at most so many bits.
     flops
         Largest fraction in (0, 1] of the multiplications per token in the compressed weights, where two factors of rank
-        r of a weight (m, n) take r (m + n), and at most m n; a table of embeddings that is only looked up takes none.
-        Beside `keep`, both are met: the parameters that this leaves over go to tables. Only for method "calibrated".
+        r of a weight (m, n) take :math:`r (m + n)`, and at most :math:`m n`; a table of embeddings that is only looked
+        up takes none. Beside `keep`, both are met: the parameters that this leaves over go to tables. Only for method
+        "calibrated".
     max_error
         Largest predicted error; the smallest size within it is chosen. Without calibration data, the error is the root
         mean square of the relative errors of the truncated operators and weights; with them, 1 - cosine of the

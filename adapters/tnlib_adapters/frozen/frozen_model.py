@@ -144,6 +144,10 @@ class FrozenModel:
     tokens
         (n,), the sequence; an image (channels, height, width) for a model of images.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
@@ -278,8 +282,9 @@ def freeze(
         In place of `tokens`, or in their position, for an attention-only model without norms: per layer (heads, n, n),
         attention weights, rows summing to one.
     feed_forward
-        Linear map of a feed-forward layer at each position. "secant": activations a(u) = (a(u) / u) u with a(u) / u
-        frozen, or the open gates frozen, which leaves no remainder. "jacobian": the derivative, which leaves one.
+        Linear map of a feed-forward layer at each position. "secant": activations :math:`a(u) = s u` with
+        :math:`s = a(u) / u` frozen, or the open gates frozen, which leaves no remainder. "jacobian": the derivative,
+        which leaves one.
 
     Returns
     -------

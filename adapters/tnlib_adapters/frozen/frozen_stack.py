@@ -30,12 +30,12 @@ _MOST_NUMBERS = 1 << 28  # entries of all paths; 2 GiB in double precision
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ResidualProduct(Operator):
-    """The operator (1 + K_L) ... (1 + K_1) on arrays (positions, features), in factored form.
+    r"""The operator :math:`(1 + K_L) \cdots (1 + K_1)` on arrays (positions, features), in factored form.
 
     Parameters
     ----------
     factors
-        K_1, ..., K_L, square operators of equal shape; K_1 acts first.
+        :math:`K_1, \ldots, K_L`, square operators of equal shape; :math:`K_1` acts first.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def _sizes(k: KroneckerTerms) -> tuple[tuple[int, int], tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenStack:
-    """Layers with frozen patterns on a residual stream: the affine map x -> operator x + constant.
+    """Layers with frozen patterns on a residual stream: the affine map ``x -> operator x + constant``.
 
     Unpacks to operator and constant. `second @ first` composes two stacks.
 
@@ -180,6 +180,10 @@ class FrozenStack:
     ----------
     layers
         First layer first; all with equal numbers of positions and features.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------
@@ -250,7 +254,7 @@ class FrozenStack:
         Raises
         ------
         ArgumentError
-            If the paths have more than 2**28 entries: their number is (1 + heads)^layers - 1.
+            If the paths have more than 2**28 entries: their number is :math:`(1 + H)^L - 1` for L layers of H heads.
         """
         order = None if max_order is None else as_count("FrozenStack.expand", "max_order", max_order)
         paths, terms = expand([layer.terms for layer in self.layers], order)
@@ -259,16 +263,21 @@ class FrozenStack:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenPaths:
-    """A stack expanded into paths: x -> x + terms x + constant.
+    r"""A stack expanded into paths: ``x -> x + terms x + constant``.
 
     Parameters
     ----------
     paths
         The heads (layer, head) of every term, first layer first.
     terms
-        A^h2 A^h1 (x) (W_V^h1 W_O^h1 W_V^h2 W_O^h2)^T and so on, without the direct path, which has no heads.
+        :math:`A^{h_2} A^{h_1} \otimes (W_V^{h_1} W_O^{h_1} W_V^{h_2} W_O^{h_2})^T` and so on, without the direct path,
+        which has no heads.
     constant
         (positions, d_model): contribution of all biases, along all paths.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------

@@ -161,7 +161,7 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
         return reduce(torch.matmul, map(self.part, others), self.rows_of(first, ids))
 
     def transposed_product(self, y: Tensor) -> Tensor:
-        """Return y W^T."""
+        """Return :math:`y W^T`."""
         if not self.is_chain:
             return super().transposed_product(y)
         return reduce(partial(self.times, transposed=True), reversed([*self.network.axes]), y)

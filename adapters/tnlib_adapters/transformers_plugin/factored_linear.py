@@ -55,7 +55,7 @@ class Multiplications(NamedTuple):
 
 
 class FactoredLinear(nn.Module, ABC):
-    """y = x W + b with W held as factors; weights act on rows, W is (in_features, out_features).
+    """The layer :math:`y = x W + b` with W held as factors; weights act on rows, W is (in_features, out_features).
 
     Build one with `from_value`. The factors are parameters, and so is `bias` unless it is None.
 
@@ -140,7 +140,7 @@ class FactoredLinear(nn.Module, ABC):
         return layer.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x W + b, for x of shape (..., in_features)."""
+        """Return :math:`x W + b`, for x of shape (..., in_features)."""
         self.check(x)
         cost, rows = self.cost(), x.numel() // self.in_features
         through = rows * cost.per_row <= cost.forming + rows * self.in_features * self.out_features
@@ -238,7 +238,7 @@ class FactoredLinear(nn.Module, ABC):
         return nn.functional.embedding(ids, self.matrix())
 
     def transposed_product(self, y: Tensor) -> Tensor:
-        """Return y W^T, for y of shape (..., out_features)."""
+        """Return :math:`y W^T`, for y of shape (..., out_features)."""
         return y @ self.matrix().mT  # ... [n], m [n]
 
     def to_dense(self) -> nn.Linear:

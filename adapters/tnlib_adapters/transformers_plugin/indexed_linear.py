@@ -25,9 +25,14 @@ _VECTOR = 8  # ranks that are no multiples of it cost a product of many rows up 
 
 
 class InterpolativeLinear(FactoredLinear):
-    """W = L R; L (m, r) is the unit matrix in some rows and `left` (m - r, r) in the others.
+    """The layer of :math:`W = L R`; L (m, r) is the unit matrix in some rows and `left` (m - r, r) in the others.
 
     If m = in_features + 1, the last row is the bias.
+
+    References
+    ----------
+    H. Cheng, Z. Gimbutas, P. G. Martinsson, V. Rokhlin, "On the compression of low rank matrices", SIAM J. Sci. Comput.
+    26 (2005).
 
     Examples
     --------
@@ -65,7 +70,7 @@ class InterpolativeLinear(FactoredLinear):
             self.register_buffer(name, rows.to(self.like().device, torch.int32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x W + b."""
+        """Return :math:`x W + b`."""
         self.check(x)
         y = self._through(x, add_bias=True)
         bias = super().added()
@@ -87,7 +92,7 @@ class InterpolativeLinear(FactoredLinear):
         return super().added(dtype)
 
     def cost(self) -> Multiplications:
-        """Return r (m - r + out), and r (m - r) out."""
+        """Return :math:`r (m - r + n)`, and :math:`r (m - r) n`, with n = out_features."""
         r = len(self.unit_rows)
         others = self.n_rows - r
         return Multiplications(r * (others + self.out_features), r * others * self.out_features)

@@ -43,14 +43,20 @@ _WHY = {
 
 @accepts_models
 def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
-    """Return the divisors of the norms of a model at each position of the stream x (n, d_model), (n,) in float64.
+    r"""Return the divisors of the norms of a model at each position of the stream x (n, d_model), (n,) in float64.
 
-    LayerNorm divides by sqrt(variance + eps), RMSNorm by sqrt(mean square + eps).
+    LayerNorm divides by :math:`\sqrt{v + \epsilon}`, v the variance over the features, RMSNorm by
+    :math:`\sqrt{m + \epsilon}`, m their mean square.
 
     Raises
     ------
     ArgumentError
         If the model has no norms, or x has another width.
+
+    References
+    ----------
+    J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization" (2016); B. Zhang, R. Sennrich, "Root Mean Square Layer
+    Normalization" (2019).
 
     Examples
     --------

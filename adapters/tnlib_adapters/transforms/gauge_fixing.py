@@ -63,7 +63,7 @@ def fix_gauge(attention: Attention | Checkpoint) -> Attention | Checkpoint:
     References
     ----------
     N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021): what a head computes are the products
-    W_Q W_K^T and W_V W_O.
+    :math:`W_Q W_K^T` and :math:`W_V W_O`.
 
     Examples
     --------

@@ -33,11 +33,11 @@ _ORTHOGONAL = 1e-6  # norm of R^T R - 1 over sqrt(d): accuracy of float32 rotati
 
 @accepts_models
 def rotate(checkpoint: Checkpoint, rotation: Array) -> Checkpoint:
-    r"""Return the model with its residual stream x in another basis, x R, computing the same function.
+    """Return the model with its residual stream x in another basis, :math:`x R`, computing the same function.
 
-    Output weights W into the stream become W R, and input weights R^T W::
+    Output weights W into the stream become :math:`W R`, and input weights :math:`R^T W`, because
 
-        x W  =  (x R)(R^T W)
+    .. math:: x W = (x R)(R^T W)
 
     Norms must commute with R: their weights must all be equal, as after `fold`, and LayerNorm, which subtracts the
     mean, allows only rotations that preserve the vector of ones. RMSNorm allows all. A model that ends in hidden states

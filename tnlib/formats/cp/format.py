@@ -31,6 +31,11 @@ class CP(LinearFormat):
     factors
         Factor k of shape (n[k], R).
 
+    References
+    ----------
+    F. L. Hitchcock, "The expression of a tensor or a polyadic as a sum of products", Journal of Mathematics and Physics
+    6 (1927); T. G. Kolda, B. W. Bader, "Tensor decompositions and applications", SIAM Review 51 (2009), section 3.
+
     Examples
     --------
     >>> import numpy as np, tnlib

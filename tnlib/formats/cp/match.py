@@ -35,6 +35,11 @@ class Match:
     score
         The factor match score, from 0 to 1: the mean over pairs of the congruence, times the weight penalty if any.
 
+    References
+    ----------
+    E. Acar, D. M. Dunlavy, T. G. Kolda, M. Morup, "Scalable tensor factorizations for incomplete data", Chemom. Intell.
+    Lab. Syst. 106 (2011), section 4.2.
+
     Examples
     --------
     The one component of `b` has the directions of component 1 of `a`; weights are not compared:
@@ -54,15 +59,15 @@ class Match:
 
 
 def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
-    """Pair the components of `a` with those of `b` such that the factor match score is maximal.
+    r"""Pair the components of `a` with those of `b` such that the factor match score is maximal.
 
     Parameters
     ----------
     a, b
         CPs of the same shape, in any gauge and of any ranks; the score is the mean over min(R, R') pairs.
     weight_penalty
-        Multiply the congruence of a pair by min(w, w') / max(w, w'), with w and w' the weights for unit columns (1 if
-        both are zero). If False, the score does not depend on the norms of `a` and `b`.
+        Multiply the congruence of a pair by :math:`\min(w, w') / \max(w, w')`, with w and w' the weights for unit
+        columns (1 if both are zero). If False, the score does not depend on the norms of `a` and `b`.
 
     Returns
     -------

@@ -21,18 +21,23 @@ from tnlib.linalg.scaling import Scaled
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KroneckerTerms(LinearFormat, Operator):
-    """The operator sum_h left[h] (x) right[h], acting on arrays x of shape (positions, features).
+    r"""The operator :math:`\sum_h A_h \otimes B_h`, acting on arrays x of shape (positions, features).
 
-    (A (x) B) x = A x B^T; on x flattened row by row it is the matrix kron(A, B). Sums, products, multiples and adjoints
-    are of the same form: (A2 (x) B2)(A1 (x) B1) = A2 A1 (x) B2 B1, so a product has a term for every pair.
-    `tnlib.round` computes the fewest terms.
+    :math:`(A \otimes B) x = A x B^T`; on x flattened row by row it is the matrix kron(A, B). Sums, products, multiples
+    and adjoints are of the same form: :math:`(A_2 \otimes B_2)(A_1 \otimes B_1) = A_2 A_1 \otimes B_2 B_1`, so a
+    product has a term for every pair. `tnlib.round` computes the fewest terms.
 
     Parameters
     ----------
     left
-        (H, p, p'), one matrix per term on the positions.
+        (H, p, p'), one matrix :math:`A_h` per term on the positions.
     right
-        H matrices (q, q') on the features, arrays or `LowRank`.
+        H matrices :math:`B_h` (q, q') on the features, arrays or `LowRank`.
+
+    References
+    ----------
+    C. F. Van Loan, N. Pitsianis, "Approximation with Kronecker products", Linear Algebra for Large Scale and Real-Time
+    Applications (1993).
 
     Examples
     --------
@@ -96,7 +101,7 @@ class KroneckerTerms(LinearFormat, Operator):
         return (len(self.left),)
 
     def apply(self, x: Array) -> Array:
-        """Return sum_h left[h] x right[h]^T, (p, q), for x (p', q'); no array of size (p q)^2 is formed."""
+        r"""Return :math:`\sum_h A_h x B_h^T`, (p, q), for x (p', q'); no array of :math:`(p q)^2` entries is formed."""
         x = to_numpy("KroneckerTerms.apply", "x", x)
         expected = self._legs[2:]
         if x.shape != expected:
@@ -114,10 +119,10 @@ class KroneckerTerms(LinearFormat, Operator):
         return out.reshape(self.shape)
 
     def norm(self) -> float:
-        r"""Frobenius norm without cancellation.
+        """Frobenius norm without cancellation.
 
-        With the left matrices as columns, L = Q T, and the right ones, R = P S, the operator is L R^T, and its norm
-        that of T S^T, with a row and a column per term.
+        With the left matrices as columns, :math:`L = Q T`, and the right ones, :math:`R = P S`, the operator is
+        :math:`L R^T`, and its norm that of :math:`T S^T`, with a row and a column per term.
         """
         left, right, exponent = rescale_terms(self.left, right_factors(self))
         t, s = r_factor(left.reshape(len(left), -1).T), gram_factor(right)  # i h, j h

@@ -32,7 +32,7 @@ class LowRank(LinearFormat, Operator):
     left
         (m, r).
     right
-        (r, n). For a product A B^T pass B.T.
+        (r, n). For a product :math:`A B^T` pass ``B.T``.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class LowRank(LinearFormat, Operator):
 
     @property
     def T(self) -> LowRank:
-        """The transpose, right^T @ left^T."""
+        """The transpose, ``right.T @ left.T``."""
         return LowRank(self.right.T, self.left.T)
 
     def _part(self, *, imaginary: bool) -> LowRank:
@@ -118,7 +118,7 @@ class LowRank(LinearFormat, Operator):
 
 @single_threaded_blas
 def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
-    """Return the same product with the factors U S^power and S^(1 - power) V^H of its SVD.
+    """Return the same product with the factors :math:`U S^p` and :math:`S^{1 - p} V^H` of its SVD, p being `power`.
 
     The result depends on the product only, not on the given factors. The query and key weights of an attention head are
     such a product. To balance several products A B with a common B, stack the rows of the matrices A.
@@ -128,8 +128,9 @@ def balance(t: LowRank, *, power: float = 0.5) -> LowRank:
     t
         The product, with factors of any norm and any rank. The dense matrix is never formed.
     power
-        Power of the singular values S in the left factor. 1/2: balanced, left^H left = right right^H = diag(S), the
-        smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal rows.
+        Power of the singular values S in the left factor. 1/2: balanced, :math:`L^H L = R R^H = S` with the factors L
+        and R, the smallest sum of squares of all splits. 0: `left` has orthonormal columns. 1: `right` has orthonormal
+        rows.
 
     Returns
     -------

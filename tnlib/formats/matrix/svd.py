@@ -67,6 +67,12 @@ def svd(
         is the smallest one at that rank (Eckart and Young, 1936). For a large matrix and a small `max_rank` without
         `rtol`, subspace iteration is used, whose error is usually larger by less than a part in a thousand.
 
+    References
+    ----------
+    C. Eckart and G. Young, "The approximation of one matrix by another of lower rank", Psychometrika 1 (1936). For
+    subspace iteration: N. Halko, P. G. Martinsson, J. A. Tropp, "Finding structure with randomness", SIAM Review 53
+    (2011), Algorithm 4.4.
+
     Examples
     --------
     >>> import numpy as np, tnlib
@@ -153,6 +159,10 @@ class SVD(Format):
         (r, right legs ...), isometric from the right legs onto r.
     left
         Positions of the left legs in the dense array; None for the first ones, in order.
+
+    References
+    ----------
+    C. Eckart and G. Young, "The approximation of one matrix by another of lower rank", Psychometrika 1 (1936).
 
     Examples
     --------

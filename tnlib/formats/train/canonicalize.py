@@ -63,7 +63,7 @@ def canonicalize(tt: T, center: int) -> T:
 
 
 def isometry_errors(tt: TensorTrain | TTMatrix, center: int | None = None) -> list[float]:
-    """Return, core by core, norm(Q^H Q - 1) of the core as a matrix towards the centre; 0 for the centre itself.
+    r"""Return :math:`\|Q^H Q - 1\|` of every core as a matrix Q towards the centre; 0 for the centre itself.
 
     Parameters
     ----------

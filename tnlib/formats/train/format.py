@@ -309,6 +309,11 @@ class TensorTrain(Train):
     exponent
         Binary logarithm of the factor, an integer, where `log_scale` is None.
 
+    References
+    ----------
+    I. V. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011); U. Schollwoeck, "The density-matrix
+    renormalization group in the age of matrix product states", Annals of Physics 326 (2011), section 4.
+
     Examples
     --------
     >>> import numpy as np, tnlib

@@ -25,7 +25,9 @@ def expectation(
     operator: TTMatrix | npt.ArrayLike | Sequence[npt.ArrayLike],
     legs: int | Sequence[int] | None = None,
 ) -> float | complex | Array:
-    """Return the expectation value ``<tt| operator |tt> / <tt|tt>``, or those of a one-leg operator at all legs, (d,).
+    r"""Return the expectation value of an operator A, or those of a one-leg operator at all legs, (d,).
+
+    .. math:: \langle t | A | t \rangle / \langle t | t \rangle
 
     Parameters
     ----------
@@ -94,25 +96,32 @@ def correlation(
     *,
     string: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
 ) -> Array:
-    """Return ``<tt| a_i b_j |tt> / <tt|tt>`` for all pairs of legs, (d, d), not connected; for fermions pass `string`.
+    r"""Return correlations of all pairs of legs, (d, d), not connected; for fermions pass `string`.
+
+    .. math:: \langle t | a_i b_j | t \rangle / \langle t | t \rangle
 
     Parameters
     ----------
     tt
         A TensorTrain, not zero.
     a, b
-        (n, n), the operators on legs i and j; on the diagonal their product. None: b = a^H. For legs of different sizes
-        a sequence of d matrices, one for each leg.
+        (n, n), the operators on legs i and j; on the diagonal their product. None: :math:`b = a^H`. For legs of
+        different sizes a sequence of d matrices, one for each leg.
     string
         (n, n) or d matrices, the operator S on the legs from min(i, j) to max(i, j) - 1:
-        ``a_i S_i S_{i+1} ... S_{j-1} b_j`` for i < j, ``S_j b_j S_{j+1} ... S_{i-1} a_i`` for i > j, as
-        `correlation_function` of TeNPy. With S = (-1)^n these are fermions in the Jordan-Wigner transformation. None:
-        the identity.
+        :math:`a_i S_i S_{i+1} \cdots S_{j-1} b_j` for i < j, :math:`S_j b_j S_{j+1} \cdots S_{i-1} a_i` for i > j, as
+        `correlation_function` of TeNPy. With :math:`S = (-1)^n` these are fermions in the Jordan-Wigner transformation.
+        None: the identity.
 
     Returns
     -------
     ndarray
         (d, d). Connected correlations are these minus `np.outer(expectation(tt, a), expectation(tt, b))`.
+
+    References
+    ----------
+    U. Schollwoeck, "The density-matrix renormalization group in the age of matrix product states", Annals of Physics
+    326 (2011), section 4.2.
 
     Examples
     --------

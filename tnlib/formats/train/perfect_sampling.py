@@ -28,7 +28,7 @@ _BATCH = 1 << 20  # numbers in the candidates of one batch of samples
 
 @single_threaded_blas
 def sample(tt: TensorTrain, n_samples: int, *, rng: np.random.Generator | int | None = None) -> Array:
-    """Return independent samples (n_samples, d) of the indices of `tt`, with probabilities abs(entry)^2 / norm(tt)^2.
+    r"""Return independent samples (n_samples, d) of the indices of `tt`, with probabilities :math:`|t_i|^2 / \|t\|^2`.
 
     Parameters
     ----------

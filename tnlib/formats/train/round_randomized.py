@@ -55,9 +55,9 @@ def round_randomized(
 ) -> Fit[T]:
     """Round a train, or a sum of trains that is never formed, by random sketches.
 
-    The cost per core is O(r^2 l), with l the new rank and r the given one (for a sum, of every term), and O(r^3) in
-    `round`, with r the sum of the ranks of all terms. Where l is not below half of that sum, the sum is formed and
-    rounded.
+    The cost per core is :math:`O(r^2 l)`, with l the new rank and r the given one (for a sum, of every term), and
+    :math:`O(r^3)` in `round`, with r the sum of the ranks of all terms. Where l is not below half of that sum, the sum
+    is formed and rounded.
 
     Parameters
     ----------

@@ -58,15 +58,17 @@ def schmidt_values(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
 
 @single_threaded_blas
 def entropy(tt: TensorTrain | TTMatrix | Format, bond: int, *, order: float = 1.0, base: float = math.e) -> float:
-    """Return the entanglement entropy -sum(p log p) across `bond`, with p[k] = s[k]^2 / sum(s^2).
+    r"""Return the entanglement entropy of the Schmidt values :math:`s_k` at `bond`.
+
+    .. math:: S = -\sum_k p_k \log p_k, \quad p_k = s_k^2 / \sum_j s_j^2
 
     Parameters
     ----------
     tt, bond
         As for `schmidt_values`; the norm of `tt` has no effect.
     order
-        1 for von Neumann, another a >= 0 for Renyi's log(sum(p^a)) / (1 - a): 0 gives the logarithm of the Schmidt
-        rank, inf that of 1 / max(p).
+        1 for von Neumann, another :math:`a \ge 0` for Renyi's :math:`\log(\sum_k p_k^a) / (1 - a)`: 0 gives the
+        logarithm of the Schmidt rank, inf that of :math:`1 / \max_k p_k`.
     base
         Of the logarithm: nats by default, 2 for bits.
 
@@ -152,7 +154,9 @@ def _renyi(p: Array, order: float) -> float:
 
 
 def entanglement_spectrum(tt: TensorTrain | TTMatrix | Format, bond: int) -> Array:
-    """Return -log(s[k]^2 / sum(s^2)) of the Schmidt values at `bond`, ascending, without values at roundoff.
+    r"""Return the entanglement spectrum at `bond`, ascending, without Schmidt values :math:`s_k` at roundoff.
+
+    .. math:: -\log(s_k^2 / \sum_j s_j^2)
 
     Arguments as for `schmidt_values`; the norm of `tt` has no effect.
 
@@ -226,12 +230,15 @@ def _spectrum(function: str, tt: TensorTrain | TTMatrix | Format, bond: int) -> 
 
 
 def correlation_length(core: npt.ArrayLike) -> float:
-    """Return the correlation length, in sites, of the uniform train that repeats `core`.
+    r"""Return the correlation length, in sites, of the uniform train that repeats `core`.
 
-    Correlations fall as exp(-distance / length), length = -1 / log|e[1] / e[0]|, of the two largest eigenvalues in
-    modulus of the transfer matrix sum over n of conj(A[:, n]) (x) A[:, n]. It is 0 for a product state, and inf if the
-    two eigenvalues have the same modulus, as for a GHZ state. If too many eigenvalues are close in modulus to be
-    separated, ArgumentError is raised.
+    Correlations at distance r fall as :math:`e^{-r / \xi}`, with the correlation length
+
+    .. math:: \xi = -1 / \log |e_1 / e_0|
+
+    of the two largest eigenvalues in modulus of the transfer matrix :math:`\sum_n A_n^* \otimes A_n`, where
+    :math:`A_n` is ``core[:, n]``. The length is 0 for a product state, and inf if the two eigenvalues have the same
+    modulus, as for a GHZ state. If too many eigenvalues are close in modulus to be separated, ArgumentError is raised.
 
     Parameters
     ----------

@@ -32,6 +32,11 @@ class TTMatrix(Train, Operator):
     center, log_scale, exponent
         As for `TensorTrain`.
 
+    References
+    ----------
+    I. V. Oseledets, "Approximation of 2^d x 2^d matrices using tensor decomposition", SIAM J. Matrix Anal. Appl. 31
+    (2010).
+
     Examples
     --------
     >>> import numpy as np, tnlib

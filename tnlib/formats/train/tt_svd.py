@@ -64,8 +64,8 @@ def tt_svd(
     -------
     Fit[TensorTrain]
         Left-canonical: the centre is the last core; every other core is an isometry from its right bond to its left
-        bond and leg, with positive leading entries. The error is at most sqrt(d - 1) times the smallest possible one at
-        the same ranks.
+        bond and leg, with positive leading entries. The error is at most :math:`\sqrt{d - 1}` times the smallest
+        possible one at the same ranks.
 
     Notes
     -----

@@ -23,16 +23,23 @@ from tnlib.linalg.threads import single_threaded_blas
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Vidal(Format):
-    """A train with its Schmidt values on the bonds: exp(log_scale) G[0] L[0] G[1] ... L[d-2] G[d-1].
+    r"""A train with its Schmidt values on the bonds, in the canonical form of Vidal.
+
+    .. math:: e^c \Gamma_0 \Lambda_0 \Gamma_1 \Lambda_1 \cdots \Lambda_{d-2} \Gamma_{d-1}
 
     Parameters
     ----------
     gammas
-        Core k of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. L[k-1] G[k] is left-isometric, G[k] L[k] right-isometric.
+        Core :math:`\Gamma_k` of shape (r[k], n[k], r[k+1]), r[0] = r[d] = 1. :math:`\Lambda_{k-1} \Gamma_k` is
+        left-isometric, :math:`\Gamma_k \Lambda_k` right-isometric.
     lambdas
-        The Schmidt values of bond k + 1, (r[k+1],), descending and of Euclidean norm 1.
+        The Schmidt values of bond k + 1, (r[k+1],), descending and of norm 1: the diagonal of :math:`\Lambda_k`.
     log_scale
-        Natural logarithm of the Frobenius norm: exp(log_scale) times the lambdas are the singular values.
+        Natural logarithm c of the Frobenius norm: :math:`e^c` times the lambdas are the singular values.
+
+    References
+    ----------
+    G. Vidal, "Efficient classical simulation of slightly entangled quantum computations", Phys. Rev. Lett. 91 (2003).
 
     Examples
     --------

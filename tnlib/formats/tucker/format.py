@@ -33,6 +33,11 @@ class Tucker(LinearFormat):
     factors
         Factor k of shape (n[k], r[k]).
 
+    References
+    ----------
+    L. R. Tucker, "Some mathematical notes on three-mode factor analysis", Psychometrika 31 (1966); L. De Lathauwer, B.
+    De Moor, J. Vandewalle, "A multilinear singular value decomposition", SIAM J. Matrix Anal. Appl. 21 (2000).
+
     Examples
     --------
     >>> import numpy as np, tnlib

@@ -39,7 +39,7 @@ def tucker(
     storage: Storage | None = None,
     init: Tucker | None = None,
 ) -> Fit[Tucker]:
-    """Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
+    r"""Decompose `x` into a core and one factor per leg so that norm(x - fit.value.full()) <= rtol * norm(x).
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def tucker(
     Returns
     -------
     Fit[Tucker]
-        Factors (n[k], r[k]) with orthonormal columns and positive leading entries; the core is `x` multiplied by
-        their adjoints. Before iteration the error is at most sqrt(d) times the smallest possible one. If entries are
+        Factors (n[k], r[k]) with orthonormal columns and positive leading entries; the core is `x` multiplied by their
+        adjoints. Before iteration the error is at most :math:`\sqrt d` times the smallest possible one. If entries are
         missing, `error` is that of the known entries relative to their norm, and `certified` False.
 
     References

@@ -58,6 +58,11 @@ class Gauged:
     change of the weights of a bond in the last of `n_iter` sweeps, in this norm; `converged` is False if it exceeds the
     tolerance.
 
+    References
+    ----------
+    R. Alkabetz and I. Arad, "Tensor networks contraction and the belief propagation algorithm", Phys. Rev. Research 3
+    (2021); J. Tindall and M. Fishman, "Gauging tensor networks with belief propagation", SciPost Phys. 15 (2023).
+
     Examples
     --------
     A chain, whose weights are its Schmidt values:
@@ -268,6 +273,12 @@ class Beliefs:
         False if `error` exceeds the tolerance.
     n_iter
         Number of sweeps.
+
+    References
+    ----------
+    E. Robeva and A. Seigal, "Duality of graphical models and tensor networks", Information and Inference 8 (2019); J.
+    Yedidia, W. Freeman and Y. Weiss, "Constructing free-energy approximations and generalized belief propagation
+    algorithms", IEEE Trans. Inf. Theory 51 (2005).
 
     Examples
     --------

@@ -111,7 +111,7 @@ _COSTMOD = (0.5, 2.0)  # range of the weight that a greedy search gives to the s
 
 @dataclass(frozen=True)
 class ContractionCost:
-    """ContractionCost of contracting a network pair by pair, as counted by cotengra.
+    """Cost of contracting a network pair by pair, as counted by cotengra.
 
     `multiplications` are the scalar ones of all pairwise products; there are about as many additions. `largest` and
     `written` are entries: of the largest product, the result included, and of all products. `path` is as in opt_einsum:
@@ -119,6 +119,10 @@ class ContractionCost:
     over indices that no other tensor has; they come first and are not counted. `left_to_right` is the cost of
     multiplying the tensors in the order of the network, each one with the product of those before it, `all_at_once` the
     number of multiplications of a single sum over all indices.
+
+    References
+    ----------
+    J. Gray and S. Kourtis, "Hyper-optimized tensor network contraction", Quantum 5 (2021).
 
     Examples
     --------
@@ -273,12 +277,13 @@ def poke_hole(
 
 @single_threaded_blas
 def derivative(tn: qtn.TensorNetwork, tensor: str | Sequence[str], *, legs: Sequence[str] | None = None) -> Array:
-    """Return the derivative of a contracted network with respect to one of its tensors.
+    r"""Return the derivative of a contracted network with respect to one of its tensors.
 
-    It is the complex derivative d contract(tn)[legs] / d tensor[...] of a polynomial, without conjugates: a real
-    function L = Re f has the gradient (torch's `.grad`) conj(derivative). The derivative with respect to an array is
-    the sum over the tensors that hold it. Its conjugate counts as another array: d <psi|psi> / d conj(T) is the
-    derivative with respect to the tensor in the bra.
+    It is the complex derivative :math:`\partial f / \partial T` of a polynomial, the contraction f, with respect to the
+    entries of the tensor T, without conjugates: a real function :math:`L = \mathrm{Re} f` has the gradient (torch's
+    `.grad`) :math:`(\partial f / \partial T)^*`. The derivative with respect to an array is the sum over the tensors
+    that hold it. Its conjugate counts as another array: :math:`\partial \langle \psi | \psi \rangle / \partial T^*` is
+    the derivative with respect to the tensor in the bra.
 
     Parameters
     ----------

@@ -134,7 +134,7 @@ def spell_out(tn: qtn.TensorNetwork) -> qtn.TensorNetwork:
 
 
 def isometry_error(a: Array | qtn.Tensor, legs: int | str | Sequence[int] | Sequence[str]) -> float:
-    """Return the Frobenius norm of Q^H Q - 1, Q the matrix of `a` from the group `legs` to its other legs.
+    """Return the Frobenius norm of :math:`Q^H Q - 1`, Q the matrix of `a` from the group `legs` to its other legs.
 
     It is at least 1 where the other legs have fewer entries than `legs`.
 

@@ -44,6 +44,10 @@ class HeadLoadings(Table):
         Loadings (heads, n) of the heads of every attention layer by key position, by its index. With the bypass of the
         layer they sum to the edge.
 
+    References
+    ----------
+    H. Kamath et al., "Tracing Attention Computation Through Feature Interactions" (2025).
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -57,6 +57,10 @@ class PairAttribution(Table):
     offset
         What the distance adds: ALiBi or a relative bias.
 
+    References
+    ----------
+    H. Kamath et al., "Tracing Attention Computation Through Feature Interactions" (2025).
+
     Examples
     --------
     >>> import tnlib_adapters
@@ -119,6 +123,10 @@ class ScoreAttribution(PairAttribution):
         (2, writers, d_model + 1): what the writers add to the input of the layer at the two positions, and the
         constant coordinate.
 
+    References
+    ----------
+    H. Kamath et al., "Tracing Attention Computation Through Feature Interactions" (2025).
+
     Examples
     --------
     The second token 6 attends to token 7, which followed the first:
@@ -138,10 +146,10 @@ class ScoreAttribution(PairAttribution):
     inputs: Array
 
     def components(self) -> tuple[Array, Array]:
-        """Return the pairs by singular component of the form, (components, writers, writers), and its singular values.
+        r"""Return the pairs by singular component of the form, (components, writers, writers), and its singular values.
 
-        The form is U S V^T at these positions, with rotations, scale and divisors of norms of heads; a component is
-        s_c <x_i, u_c> <v_c, x_j>. The sum over components is `pairs`.
+        The form is :math:`U S V^T` at these positions, with rotations, scale and divisors of norms of heads; a
+        component is :math:`s_c \langle x_i, u_c \rangle \langle v_c, x_j \rangle`. The sum over components is `pairs`.
         """
         (q_basis, q), (k_basis, k) = (np.linalg.qr(side) for side in (self.form.query, self.form.key))
         u, s, vh = np.linalg.svd(self.form.scale * q @ k.T)
@@ -168,6 +176,10 @@ class QKAttributions(Table):
         The model on the text.
     layers
         One for every attention layer.
+
+    References
+    ----------
+    H. Kamath et al., "Tracing Attention Computation Through Feature Interactions" (2025).
 
     Examples
     --------

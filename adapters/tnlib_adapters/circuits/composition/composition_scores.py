@@ -51,6 +51,10 @@ from tnlib_adapters.result_table import Columns, Table, descending
 class Score:
     """A composition score and its chance level, the root mean square over random rotations.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), for the score.
+
     Examples
     --------
     >>> Score(0.5, chance=0.125).multiple
@@ -67,7 +71,7 @@ class Score:
 
 
 def composition_score(left: LowRank, right: LowRank, *, centred: bool = False) -> Score:
-    """Return the composition score ||L R|| / (||L|| ||R||) of two operators and its chance level.
+    r"""Return the composition score :math:`\|L R\| / (\|L\| \|R\|)` of two operators and its chance level.
 
     Parameters
     ----------
@@ -165,6 +169,10 @@ class Compositions(Table):
     notes
         Sentences on norms and biases that were folded into the heads, or could not be.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import tnlib_adapters
@@ -244,7 +252,7 @@ def compositions(
     moments: Sequence[Array] | None = None,
     centred: bool | None = None,
 ) -> Compositions:
-    """Return the composition scores of every head with every head of an earlier layer, biases included.
+    r"""Return the composition scores of every head with every head of an earlier layer, biases included.
 
     The value bias is part of the writing operator, the biases of queries and keys part of the reading operator. No head
     writes the constant coordinate, so a reader with large biases has a low score and a low chance level.
@@ -260,10 +268,10 @@ def compositions(
     distance
         Query position minus key position; for Q and K where scores depend on it (rotary embeddings, ALiBi).
     moments
-        Per layer (d_model + 1, d_model + 1), the mean of x~^T x~ over the input of that layer (see `stream_moments`),
-        of `model` before folding.
-        The norm of OV is then the root mean square of the head's output for the same attention weights, and Omega is
-        weighted by the input of the other side of its scores. None weights all directions equally.
+        Per layer (d_model + 1, d_model + 1), the mean of :math:`\tilde x{}^T \tilde x` over the input of that layer
+        (see `stream_moments`), of `model` before folding. The norm of OV is then the root mean square of the head's
+        output for the same attention weights, and Omega is weighted by the input of the other side of its scores. None
+        weights all directions equally.
     centred
         Whether the mean over features is projected out. None: for a checkpoint, True if LayerNorm precedes its
         attention; for layers, False.
@@ -324,7 +332,9 @@ def compositions_of_kinds(
 
 
 def stream_moments(forward: Forward) -> list[Array]:
-    """Return per layer the mean of x~^T x~, x~ = [x, 1], over the attention inputs, (d_model + 1, d_model + 1).
+    r"""Return per layer the second moments of the attention inputs x, (d_model + 1, d_model + 1).
+
+    They are the mean of :math:`\tilde x{}^T \tilde x` with :math:`\tilde x = [x, 1]`.
 
     Parameters
     ----------

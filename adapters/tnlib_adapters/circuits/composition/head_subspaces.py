@@ -46,9 +46,13 @@ class Angles:
     angles
         (min(p, q),), in radians, ascending; 0 for a shared direction.
     overlap
-        Mean of cos^2 of the angles.
+        Mean of the squared cosines of the angles.
     chance, deviation
         Mean and standard deviation of the overlap if one subspace is rotated uniformly at random.
+
+    References
+    ----------
+    A. Bjorck and G. H. Golub, "Numerical methods for computing angles between linear subspaces" (1973).
 
     Examples
     --------
@@ -150,6 +154,10 @@ class Overlaps(Table):
         over random rotations between the two.
     notes
         Sentences on norms that were folded into the heads, or could not be.
+
+    References
+    ----------
+    A. Bjorck and G. H. Golub, "Numerical methods for computing angles between linear subspaces" (1973).
 
     Examples
     --------

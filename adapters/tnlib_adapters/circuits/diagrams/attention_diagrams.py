@@ -230,7 +230,9 @@ def ov_diagram(layer: Attention, head: int) -> Diagram:
 
 
 def frozen_diagram(layer: Attention, n_positions: int | None = None) -> Diagram:
-    """Return the diagram of a layer with frozen patterns: A (x) W_O W_V with a head index, and as a sum over heads.
+    r"""Return the diagram of a layer with frozen patterns, with a head index and as a sum over heads.
+
+    A head is :math:`A \otimes W_O W_V`.
 
     Parameters
     ----------

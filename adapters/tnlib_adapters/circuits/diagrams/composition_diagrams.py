@@ -31,15 +31,15 @@ _OPEN_LEG = 1.4  # length of an open leg that leaves the bubble
 
 
 def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead, *, layers: Layers = None) -> Diagram:
-    """Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
+    r"""Return the diagram of one composition term: a head that reads, as query, key or value, an earlier head's output.
 
     Parameters
     ----------
     kind
         "Q" and "K" are terms of the later head's scores, with the pattern of the earlier head on that side, before the
-        score scale, which the title states; biases belong to the side that reads the stream. "K" is the
-        virtual induction head if the earlier head attends to the previous token. "V" is the virtual head, A^2 A^1 (x)
-        the product of the weights.
+        score scale, which the title states; biases belong to the side that reads the stream. "K" is the virtual
+        induction head if the earlier head attends to the previous token. "V" is the virtual head,
+        :math:`A^2 A^1 \otimes` the product of the weights.
     later, earlier
         (layer, head).
     layers
@@ -137,12 +137,12 @@ def _virtual_head(later: _DrawnHead, earlier: _DrawnHead) -> Diagram:
 
 
 def term_diagram(name: str, later: AttentionHead, earlier: AttentionHead, *, layers: Layers = None) -> Diagram:
-    """Return the diagram of one of the ten terms of two layers, for a pair of heads.
+    r"""Return the diagram of one of the ten terms of two layers, for a pair of heads.
 
     Contracted, the bubble holds a term of the scores, before the score scale, which the title states. The function of
-    the bubble is the change of the attention pattern when this term is removed: with S, all scores of the later head,
-    softmax(S) - softmax(S - scale term), masked as in the layer. If neither queries nor keys read the earlier head,
-    ALiBi or the relative bias belong to the term, and the label states them.
+    the bubble is the change of the attention pattern when this term T is removed: with S, all scores of the later head,
+    and their scale c, :math:`\mathrm{softmax}(S) - \mathrm{softmax}(S - c T)`, masked as in the layer. If neither
+    queries nor keys read the earlier head, ALiBi or the relative bias belong to the term, and the label states them.
 
     Parameters
     ----------

@@ -51,6 +51,10 @@ class Patching(Table):
     metric
         As in `Ablation`.
 
+    References
+    ----------
+    K. Meng et al., "Locating and Editing Factual Associations in GPT" (2022), causal tracing.
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -50,6 +50,12 @@ class Circuit(Table):
         (points, 2): numbers of terms, ascending, and the loss of the circuits of that size that the search measured,
         larger and smaller than this one.
 
+    References
+    ----------
+    A. Conmy et al., "Towards Automated Circuit Discovery for Mechanistic Interpretability" (2023), for edges and
+    "acdc"; A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023), for "attribution"; M.
+    Hanna et al., "Have Faith in Faithfulness" (2024), for "integrated", with gates in place of embeddings.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
@@ -132,12 +138,11 @@ def find_circuit(
     by
         "greedy": repeatedly remove the term whose removal raises the loss least, by measurement; at the end no single
         term can be removed. "acdc": one sweep from the logits to the embedding, which removes terms that cost at most a
-        threshold; the largest of the thresholds loss_increase / 2^k that meets the budget. "attribution": keep the
+        threshold; the largest of the thresholds ``loss_increase / 2**k`` that meets the budget. "attribution": keep the
         terms with the largest first-order effects, from one backward pass, as few as meet the budget. "integrated": the
         same for effects averaged over five models with all gates between 0 and 1. "gradient": try the terms in order of
-        their first-order effect; a term whose removal would exceed the budget stays.
-        "greedy", "acdc" and "gradient" evaluate the loss without each term: for more than 10,000 evaluations a logged
-        warning states their number.
+        their first-order effect; a term whose removal would exceed the budget stays. "greedy", "acdc" and "gradient"
+        evaluate the loss without each term: for more than 10,000 evaluations a logged warning states their number.
     of
         "edges": from writers (tokens, positions, heads, output biases, feed-forward layers) to readers (queries, keys
         and values of a head, feed-forward layers, logits), with norms, patterns and feed-forward layers recomputed from

@@ -59,6 +59,11 @@ class EdgeEffects(Table):
     by_position
         (edges, n): the parts of `integrated` that the reader gets at each position; None if not asked for.
 
+    References
+    ----------
+    A. Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery" (2023). M. Hanna et al., "Have Faith
+    in Faithfulness" (2024), average gradients over a line of embeddings; here it is a line of gates.
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

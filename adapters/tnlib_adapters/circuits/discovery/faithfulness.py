@@ -49,6 +49,10 @@ class Faithfulness(Table):
     auroc
         Area under the receiver operating characteristic of the known edges; NaN if they are not given.
 
+    References
+    ----------
+    A. Mueller et al., "MIB: A Mechanistic Interpretability Benchmark" (2025).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

@@ -160,6 +160,11 @@ class HeadReading:
     notes
         Sentences on omitted parts of the model.
 
+    References
+    ----------
+    B. Millidge, S. Black, "The Singular Value Decompositions of Transformer Weight Matrices are Highly Interpretable"
+    (2022).
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -69,6 +69,11 @@ class Induction(HeadTable):
     n_sequences
         Number of sampled sequences.
 
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022); M. Geva et al., "Dissecting Recall of Factual
+    Associations in Auto-Regressive Language Models" (2023), for attention knock-out.
+
     Examples
     --------
     >>> import tnlib_adapters

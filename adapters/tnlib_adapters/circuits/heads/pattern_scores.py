@@ -42,6 +42,10 @@ class PatternScores(HeadTable):
     chance
         The same three scores for uniform attention: causal, or over all positions if some head attends to later ones.
 
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
+
     Examples
     --------
     A head that attends to the previous token, and one with uniform attention:
@@ -82,7 +86,7 @@ class PatternScores(HeadTable):
 
 
 def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
-    """Return previous-token, duplicate-token and induction scores of every head (C. Olsson et al., 2022).
+    """Return previous-token, duplicate-token and induction scores of every head.
 
     Parameters
     ----------
@@ -100,6 +104,10 @@ def pattern_scores(patterns: Sequence[Array], tokens: Array) -> PatternScores:
     ------
     ArgumentError
         If shapes do not match.
+
+    References
+    ----------
+    C. Olsson et al., "In-context Learning and Induction Heads" (2022).
 
     Examples
     --------

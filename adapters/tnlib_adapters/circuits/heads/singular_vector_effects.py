@@ -58,6 +58,11 @@ class SingularVectorEffects(Table):
     metric
         As in `Ablation`.
 
+    References
+    ----------
+    A. Ahmad, A. Joshi, A. Modi, "Beyond Components: Singular Vector-Based Interpretability of Transformer Circuits"
+    (2025).
+
     Examples
     --------
     Without one of 4 of its 8 directions, head 0.0 of this model loses the answer:

@@ -58,6 +58,11 @@ class SingularVectors:
     groups
         Slices that cover all values in order: of length 1 for a simple value, longer for equal values.
 
+    References
+    ----------
+    B. Millidge, S. Black, "The Singular Value Decompositions of Transformer Weight Matrices are Highly Interpretable"
+    (2022).
+
     Examples
     --------
     Two equal singular values define a plane:
@@ -83,7 +88,10 @@ class SingularVectors:
 
     @property
     def effective_rank(self) -> float:
-        """Participation ratio of the singular values, (sum s^2)^2 / sum s^4, from 1 to r; 0 of a zero operator."""
+        r"""Participation ratio of the singular values, from 1 to r; 0 of a zero operator.
+
+        .. math:: (\sum_k s_k^2)^2 / \sum_k s_k^4
+        """
         return float(effective_rank(self.values))
 
     def __repr__(self) -> str:
@@ -159,18 +167,22 @@ def singular_vectors(operator: LowRank, *, rtol: float | None = None) -> Singula
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Maximum:
-    """Maxima of a bilinear form over unit vectors, returned by `form_maximum`.
+    r"""Maxima of a bilinear form over unit vectors, returned by `form_maximum`.
 
     Parameters
     ----------
     value
-        Maximum of x Omega y^T over unit x and y, the largest singular value.
+        Maximum of :math:`x \Omega y^T` over unit x and y, the largest singular value.
     left, right
         (d_model + 1,), singular vectors that attain it; one choice of several if the singular value is degenerate.
     symmetric, lowest
-        Maximum and minimum of x Omega x^T over unit x.
+        Maximum and minimum of :math:`x \Omega x^T` over unit x.
     direction
         (d_model + 1,), eigenvector that attains `symmetric`.
+
+    References
+    ----------
+    R. A. Horn and C. R. Johnson, "Matrix Analysis" (2nd ed., 2013), theorems 4.2.6 (Courant-Fischer) and 7.3.8.
 
     Examples
     --------
@@ -199,7 +211,7 @@ class Maximum:
 
 
 def form_maximum(form: LowRank) -> Maximum:
-    """Return the maximum of x Omega y^T and the extremes of x Omega x^T over unit vectors.
+    r"""Return the maximum of :math:`x \Omega y^T` and the extremes of :math:`x \Omega x^T` over unit vectors.
 
     Parameters
     ----------
@@ -247,10 +259,11 @@ def form_maximum(form: LowRank) -> Maximum:
 
 
 def minmax_values(form: LowRank) -> Array:
-    """Return the Courant-Fischer min-max values of x Omega x^T, (d,): all eigenvalues of (Omega + Omega^T) / 2.
+    r"""Return the Courant-Fischer min-max values of :math:`x \Omega x^T` over unit vectors, (d,), descending.
 
-    In descending order, the k-th is the maximum, over subspaces of dimension k, of the minimum over their unit vectors.
-    The singular values play this role for pairs: sigma_k is the maximum over pairs of subspaces of dimension k.
+    They are all eigenvalues of :math:`(\Omega + \Omega^T) / 2`. The k-th is the maximum, over subspaces of dimension k,
+    of the minimum over their unit vectors. The singular values play this role for pairs: :math:`\sigma_k` is the
+    maximum over pairs of subspaces of dimension k.
 
     Parameters
     ----------
@@ -310,6 +323,10 @@ class TextDirections:
         (n, r), orthonormal columns: the strength of every feature at every position, as a query and as a key.
     query_directions, key_directions
         (d + 1, r): directions of the input of the layer, whose inner products with the inputs are `queries` and `keys`.
+
+    References
+    ----------
+    C. Eckart and G. Young, "The approximation of one matrix by another of lower rank", Psychometrika 1 (1936).
 
     Examples
     --------

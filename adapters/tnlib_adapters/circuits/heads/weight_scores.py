@@ -73,6 +73,10 @@ class WeightScores(HeadTable):
     inputs, tokens
         What heads read for `previous`, and what of a token for the other scores, in words.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Mechanistic theory" of induction.
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -153,6 +153,10 @@ class Paths:
     stack
         Layers with frozen patterns.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
@@ -237,6 +241,10 @@ class PathContributions:
         every order but 0.
     heads
         The heads as (layer, head), in the order of the axis of heads.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------

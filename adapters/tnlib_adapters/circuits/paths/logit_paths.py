@@ -51,6 +51,10 @@ class LogitContributions(Table):
     bias
         What is added to the readout.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -38,6 +38,10 @@ class OrderLosses(Table):
     counted
         "heads" or "all".
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), path expansion.
+
     Examples
     --------
     >>> import tnlib_adapters

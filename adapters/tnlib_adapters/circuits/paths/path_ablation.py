@@ -39,6 +39,10 @@ class PathLosses:
     heads
         The heads as (layer, head), in the order of the axis of heads.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import tnlib_adapters

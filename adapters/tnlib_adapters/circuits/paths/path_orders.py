@@ -40,6 +40,10 @@ class PathOrders(Table):
     counted
         "heads" or "all".
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), path expansion.
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -63,6 +63,11 @@ class SoftmaxAttributions(Table):
     In the table, "change" is the sum over keys of the moduli of a term, averaged over queries; "bound" is the largest
     one of the term.
 
+    References
+    ----------
+    M. Sundararajan et al., "Axiomatic Attribution for Deep Networks" (2017), for integrated gradients; L. N. Trefethen,
+    "Approximation Theory and Approximation Practice" (2013), theorem 19.3, for the bound.
+
     Examples
     --------
     A term that is zero for all keys has no part in the weights:

@@ -36,6 +36,10 @@ class StreamParts:
     arrays
         (parts, n, d_model).
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
     Examples
     --------
     >>> import numpy as np, tnlib_adapters

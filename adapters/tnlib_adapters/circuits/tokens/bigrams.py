@@ -38,6 +38,10 @@ class Bigrams(Table):
     vocabulary
         Token names.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Zero-layer transformers".
+
     Examples
     --------
     With tied embeddings, the direct path repeats the token:
@@ -88,8 +92,8 @@ def bigrams(
         A checkpoint or transformers model with an unembedding.
     tokens
         (n,), integers, or what a tokenizer returned: the current tokens. None: every token, in blocks. Most of the time
-        is that of one matrix product of vocab^2 d_model multiplications, or half as many if the unembedding is the
-        embedding and the final norm an RMSNorm: the product is then symmetric.
+        is that of one matrix product of :math:`v^2 d` multiplications, for v tokens and width d, or half as many if the
+        unembedding is the embedding and the final norm an RMSNorm: the product is then symmetric.
     k
         Number of successors.
     vocabulary

@@ -48,6 +48,11 @@ class Copying:
     inputs
         What the head reads for a token, in words.
 
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021), "Copying / primitive in-context
+    learning".
+
     Examples
     --------
     >>> import numpy as np
@@ -147,6 +152,10 @@ class CopyingScores(HeadTable):
         (layers, heads), where the head reads the embedding of the token; None if not asked for.
     first_layer
         (layers, heads), where it reads the stream that the first layer makes of the token; None if not asked for.
+
+    References
+    ----------
+    N. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
     Examples
     --------

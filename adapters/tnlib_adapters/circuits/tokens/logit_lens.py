@@ -38,6 +38,10 @@ class LogitLens(Table):
     names
         Texts of tokens, where the tokenizer is known.
 
+    References
+    ----------
+    nostalgebraist, "interpreting GPT: the logit lens" (2020).
+
     Examples
     --------
     >>> import tnlib_adapters

@@ -159,7 +159,7 @@ class Vocabulary:
         return x if self.norm is None else self.norm(x)
 
     def read(self, columns: Array, norm: Norm | None) -> Array:
-        """Return n(e_t) u + c of every token t for columns [u; c], (vocab, r) for (d_model + 1, r)."""
+        """Return :math:`n(e_t) u + c` of every token t for columns [u; c], (vocab, r) for (d_model + 1, r)."""
         main, constant = self._through_norm(self._columns("read", columns), norm)
         coordinates = parallel_matmul(self.table, main.astype(self.table.dtype))  # vocab [d] r
         if self.divisors_of_table is not None:
@@ -193,7 +193,10 @@ class Vocabulary:
         return of_tokens / by + shift + constant, None if positions is None else positions @ main / by  # i [d] r
 
     def second_moments(self, norm: Norm | None) -> Array:
-        """Return the mean over tokens of x~^T x~ with x~ = [n(e_t), 1], (d_model + 1, d_model + 1)."""
+        r"""Return the second moments of the inputs over all tokens t, (d_model + 1, d_model + 1).
+
+        They are the mean of :math:`\tilde x{}^T \tilde x` with :math:`\tilde x = [n(e_t), 1]`.
+        """
         total = np.zeros((self.table.shape[1] + 1,) * 2)
         for start in range(0, len(self), _BLOCK):
             x = self._homogeneous(slice(start, start + _BLOCK), norm)
@@ -201,10 +204,10 @@ class Vocabulary:
         return total / len(self)
 
     def between(self, norm: Norm | None) -> Array:
-        """Return the sum over tokens of v_t^T x~_t, (d_model, d_model + 1), with input x~_t and unembedding v_t.
+        r"""Return the sum over tokens t of unembedding times input, :math:`v_t^T \tilde x{}_t`, (d_model, d_model + 1).
 
-        x~_t = [n(e_t), 1] is the input of a head for token t, v_t its row of the unembedding. Trace and eigenvalues of
-        the circuit W_E OV W_U of every head follow from this one matrix.
+        :math:`\tilde x{}_t = [n(e_t), 1]` is the input of a head for token t, :math:`v_t` its row of the unembedding.
+        Trace and eigenvalues of the circuit :math:`W_E \mathrm{OV} W_U` of every head follow from this one matrix.
         """
         total = np.zeros((self.table.shape[1], self.table.shape[1] + 1))
         mean = self.unembed.mean(axis=0, dtype=np.float64)
