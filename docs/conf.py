@@ -171,14 +171,20 @@ def name_sources(app: Sphinx, what: str, name: str, value: Any, options: Any, li
         lines += ["", f"Returned by {links}."]
 
 
+def keep_initials(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Escape the first initial of an author at the beginning of a line, which would be the number of a list."""
+    lines[:] = [re.sub(r"^(\s*)(?=[A-Z]\. )", r"\1\\", line) for line in lines]
+
+
 SOURCES = returned_by()
 
 
 def setup(app: Sphinx) -> None:
-    """Run the gallery before the pages are read, index and prepare these, break titles, and search the site."""
+    """Run the gallery before the pages are read, index and prepare these and docstrings, and search the site."""
     app.connect("builder-inited", run_gallery)
     app.connect("source-read", index_searches)
     app.connect("doctree-read", prepare_code)
     app.connect("html-page-context", break_titles)
     app.connect("autodoc-process-docstring", name_sources)
+    app.connect("autodoc-process-docstring", keep_initials)
     app.connect("build-finished", search_questions)
