@@ -152,6 +152,7 @@ study: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks.bits --method quantized --bits 3 --range --write
 	$(BIN)/python -m benchmarks.bits --model llama --method quantized --bits 3 --range --write
 	$(BIN)/python -m benchmarks.study_picture
+	$(BIN)/python -m benchmarks.card_pictures
 
 clean:
 	rm -rf $(VENV) out docs/reference

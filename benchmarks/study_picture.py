@@ -165,29 +165,6 @@ def draw_frontier() -> Figure:
     return figure
 
 
-def draw_card() -> Figure:
-    """Draw three methods on all of MiniLM, named at the ends of their lines, for a card of the first page."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    lines = lines_of(read_rows(bits.TABLES["minilm", "all"]), COLUMNS["mean"], "bits")
-    names = {"nearest": "round to\nnearest", "gptq": "GPTQ", bits.TNLIB: "tnlib"}
-    with rc_context({"font.size": 9.0}):
-        figure = Figure(figsize=(2.9, 2.0), layout="constrained")
-        ax = figure.subplots()
-        for method, name in names.items():
-            style = {"linewidth": 1.6, "markersize": 4.5} | FRONTIER[method]
-            ax.plot(list(lines[method]), list(lines[method].values()), **style)
-            *_, end = lines[method].items()
-            ax.annotate(name, end, (6, 0), textcoords="offset points", va="center", color=FRONTIER[method]["color"])
-        ax.set_yscale("log")
-        ax.set_xticks([2, 3, 4])
-        ax.set_xlabel("bits per parameter")
-        ax.set_ylabel("1 - cosine")
-        label_errors(ax)
-    return figure
-
-
 def name_of(method: str) -> str:
     """Return the name of a method as its authors write it: "GPTQ, activation order" for "gptq, activation order"."""
     name, comma, variant = method.partition(", ")
@@ -206,7 +183,7 @@ def label_errors(ax: Axes) -> None:
 
 
 def main() -> None:
-    for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier), ("card-bits", draw_card)):
+    for name, draw_picture in (("study", draw_study), ("frontier", draw_frontier)):
         draw_picture().savefig(DOCS / "pictures" / f"{name}.png", dpi=150)
 
 

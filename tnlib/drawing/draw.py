@@ -225,8 +225,11 @@ def sweep_steps(tt: Format) -> dict[str, Diagram]:
     --------
     >>> import numpy as np, tnlib
     >>> steps = sweep_steps(tnlib.tt_svd(np.arange(24.0).reshape(2, 3, 4)).value)
-    >>> list(steps), [[node.kind for node in step.nodes] for step in steps.values()]
-    (['dense', 'step 1', 'step 2'], [['tensor'], ['isometry', 'tensor'], ['isometry', 'isometry', 'tensor']])
+    >>> for name, step in steps.items():
+    ...     print(name, [node.kind for node in step.nodes])
+    dense ['tensor']
+    step 1 ['isometry', 'tensor']
+    step 2 ['isometry', 'isometry', 'tensor']
     """
     if not isinstance(tt, format_class("TensorTrain")):
         raise wrong_type("sweep_steps", "tt", "a TensorTrain", tt, "use tnlib.tt_svd")

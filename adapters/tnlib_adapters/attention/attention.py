@@ -144,7 +144,8 @@ class Attention(AttentionWeights):
         >>> from tnlib_adapters import Rotary
         >>> rng = np.random.default_rng(0)
         >>> w = rng.standard_normal((4, 1, 6, 4))
-        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0, 0.1]))
+        >>> rotary = Rotary([1.0, 0.1])
+        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=rotary)
         >>> layer.qk(0, distance=3).ranks, layer.qk(0, distance=3, plane=1).ranks
         ((4,), (2,))
         """

@@ -140,7 +140,8 @@ def plan(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> planned = tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5))
+    >>> llama, half = tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5)
+    >>> planned = tnlib_adapters.plan(llama, half)
     >>> planned.n_before, planned.bytes_before, planned.bytes_after
     (786432, 1572864, 788736)
     """

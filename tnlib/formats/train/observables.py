@@ -59,7 +59,8 @@ def expectation(
     >>> import numpy as np, tnlib
     >>> z = np.diag([1.0, -1.0])
     >>> bell = tnlib.tt_svd(np.eye(2)).value
-    >>> f"{abs(tnlib.expectation(bell, z, 0)):.3f}", f"{tnlib.expectation(bell, np.kron(z, z), (0, 1)):.3f}"
+    >>> one, both = tnlib.expectation(bell, z, 0), tnlib.expectation(bell, np.kron(z, z), (0, 1))
+    >>> f"{abs(one):.3f}", f"{both:.3f}"
     ('0.000', '1.000')
     >>> tnlib.expectation(tnlib.product_state(np.eye(2)[[0, 1, 1]]), z)
     array([ 1., -1., -1.])

@@ -109,7 +109,8 @@ def order_losses(model: FrozenModel, counted: Counted = "heads") -> OrderLosses:
     >>> from tnlib_adapters.reference.model import loss
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = order_losses(tnlib_adapters.freeze(llama, [5, 6, 7, 8]))
-    >>> len(found.up_to), bool(np.isclose(found.loss, loss(llama, [5, 6, 7, 8], [False, True, True, True])))
+    >>> whole = loss(llama, [5, 6, 7, 8], [False, True, True, True])
+    >>> len(found.up_to), bool(np.isclose(found.loss, whole))
     (5, True)
     """
     check_choice("order_losses", "counted", counted, get_args(Counted))

@@ -62,7 +62,8 @@ class StrongestPaths(Table):
     >>> import tnlib_adapters
     >>> from tnlib_adapters.circuits import logit_contributions
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = strongest_paths(logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7), 2)
+    >>> frozen = tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6])
+    >>> found = strongest_paths(logit_contributions(frozen, 7), 2)
     >>> found.paths, found.values.round(1), found.n_paths
     ((('1.0',), ('0.0', '1.0')), array([ 3.2, -0.8]), 25)
     """
