@@ -18,7 +18,7 @@ from tnlib_adapters.factors.integers import IntegerFormat
 Width: TypeAlias = tuple[int, ...]
 Matrix: TypeAlias = tuple[Array, Array, Width, Any, Array, int]
 
-_LARGE = 2**21  # numbers of a matrix that several threads share: waking them takes as long as half of it
+_LARGE = 2**21  # numbers of a matrix that threads share: waking one takes as long as the product with 2^20 of them
 
 
 class IntegerMatrix:

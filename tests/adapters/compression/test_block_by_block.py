@@ -114,7 +114,8 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
         model = open_running(folder)
         found.append(collect(model, find_uses(model, weights_in(model)), [some_batch()]))
     assert found[0].reads.keys() == found[1].reads.keys()
-    for one, other in ((found[0].reads, found[1].reads), (found[0].slopes, found[1].slopes)):
+    for part in ("reads", "slopes", "scales"):
+        one, other = (getattr(statistics, part) for statistics in found)
         for key, values in one.items():
             np.testing.assert_array_equal(other[key], values)
 

@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
+from safetensors.numpy import load_file, save_file  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation, products_of, with_bias_row  # noqa: E402
@@ -353,12 +354,25 @@ def test_models_that_do_not_belong_together_are_not_compared(folders, text):
         evaluate(folders["bert"], folders["gpt2_lm"], text)
 
 
+def test_a_checkpoint_in_double_precision_is_compressed(folders, text, tmp_path):
+    shutil.copytree(folders["llama"], tmp_path / "in")
+    file = tmp_path / "in" / "model.safetensors"
+    tensors = {name: a.astype(np.float64) for name, a in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    found = [
+        tnlib_adapters.compress(source, tmp_path / out, Budget(keep=0.5), calibration=text, effort="low").measured
+        for source, out in ((folders["llama"], "single"), (tmp_path / "in", "double"))
+    ]
+    assert found[1] == pytest.approx(found[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("max_weights", [None, 0])
 @pytest.mark.parametrize("name", mostly_slow(SOME, SOME[:1]))
-def test_losses_are_mean_squared_derivatives_by_gates_on_components(folders, name):
+def test_losses_are_mean_squared_derivatives_by_gates_on_components(folders, name, max_weights):
     """The definition: a sum over the tokens of a text, its square, and the mean over texts or tokens."""
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches, k = model.batches(made_up_text(30)), 1
-    layers = calibrated_layers(checkpoint, model, batches)
+    layers = calibrated_layers(checkpoint, open_running(folders[name], max_weights=max_weights), batches)
     folded = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
     uses = find_uses(folded, weights_in(folded))
     observed = [observe(folded, one, uses, k, torch.Generator().manual_seed(2 * b)) for b, one in enumerate(batches)]

@@ -77,7 +77,7 @@ def assert_same_weights(*folders: Path) -> None:
 def test_grids_of_engines_are_read_as_saved(form, tmp_path):
     integers = round_to_nearest(np.random.default_rng(0).standard_normal((256, 4)), form)
     matrix = FactoredMatrix("dense", "q", {"weight": integers.values()}).with_integers({"weight": integers})
-    files = FittedFiles(SimpleNamespace(folder=tmp_path), "quantized", {}, 1)
+    files = FittedFiles(SimpleNamespace(folder=tmp_path), {}, 1)
     files.save(0, [("attention", [matrix])])
     ((_, (read,)),) = files.read(0)
     assert read.integers["weight"].format == form

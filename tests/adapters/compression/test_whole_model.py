@@ -273,6 +273,7 @@ def test_the_fit_of_a_block_brings_it_nearer(
     found = []
     for steps in (0, 20):
         few_steps(monkeypatch, steps)
+        # at 0.4 random Phi-3 is so far from the original that 20 steps change the error either way
         tnlib_adapters.compress(folders[name], tmp_path / f"{steps}", Budget(keep=0.45), calibration=text, what=what)
         found.append(evaluate(folders[name], tmp_path / f"{steps}", text).error)
     assert found[1] < found[0]

@@ -147,7 +147,7 @@ def collect_calibration(
 
     def collected() -> Iterator[tuple[list[ModelWeight], Statistics]]:
         """Yield the weights of every group, and their statistics."""
-        if set(done) < {own.group for own in weights}:
+        if {own.group for own in weights} - set(done):
             passes = StatisticsPasses(
                 model,
                 uses,
@@ -155,10 +155,13 @@ def collect_calibration(
                 streams,
                 request.run.progress,
                 keeps_streams=folder.keeps_streams,
+                bounded=request.run.memory is not None,
                 components_of=factorise.decompositions and partial(decomposed, factorise.decompositions),
             )
             for group, statistics in passes.run(done):
                 folder.save(group, statistics)
+                if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
+                    statistics = Statistics(components=statistics.components)
                 yield in_group[group], statistics
                 del statistics  # before those of the next group
         elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding

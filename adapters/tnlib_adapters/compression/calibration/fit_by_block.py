@@ -120,7 +120,7 @@ def factorise_and_fit(
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)
-        files = FittedFiles(streams, request.method, options, n_steps)
+        files = FittedFiles(streams, options, n_steps)
         return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:

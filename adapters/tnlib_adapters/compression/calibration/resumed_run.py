@@ -180,11 +180,11 @@ def check_run_folder(folder: Path, out: Path | None = None) -> None:
 class FittedFiles:
     """One file for every block that is fitted, in the folder of the streams of a run.
 
-    Files of a fit by another method, of other options or another number of steps are removed.
+    Files of a fit of other options or another number of steps are removed.
     """
 
-    def __init__(self, streams: Streams, method: str, options: Mapping[str, Sequence[int]], n_steps: int) -> None:
-        chosen = json.dumps([method, {name: list(map(int, choice)) for name, choice in options.items()}, n_steps])
+    def __init__(self, streams: Streams, options: Mapping[str, Sequence[int]], n_steps: int) -> None:
+        chosen = json.dumps([{name: list(map(int, choice)) for name, choice in options.items()}, n_steps])
         self._streams, self._folder = streams, streams.folder
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
 

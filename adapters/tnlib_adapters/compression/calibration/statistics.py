@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class Statistics:
     """Calibration statistics of a text, by weight keys, in memory or read from files at every access."""
 
-    # by input key: sums over tokens of x x^T, weighted by the gradient; for an embedding table the token counts
+    # by input key: sums over tokens of x x^T, for rounding weighted by the gradient; of an embedding table token counts
     reads: Mapping[str, Array] = field(default_factory=dict)
     # sums of p p^T with the gradient p of a probe at the output; for an unembedding at the input, because the output is
     # as wide as the vocabulary
@@ -53,8 +53,9 @@ class Statistics:
     # Loss of the output per unit of `rounding_loss`, (1,). Of tables: the sum of |p|^2, and the numbers of tokens and
     # of texts.
     scales: Mapping[str, Array] = field(default_factory=dict)
-    # Losses of the output without each component of a weight inside a block, in place of its scale, and the components
-    # in that order: they are not saved, because the moments give them again.
+    # Losses of the output without each component of a weight inside a block, in place of its scale, in the order of its
+    # decomposition by the moments. `components` are sorted by these losses; they are not saved, because the moments
+    # give them again.
     losses: Mapping[str, Array] = field(default_factory=dict)
     components: Mapping[str, Components] = field(default_factory=dict)
 
@@ -81,8 +82,9 @@ class StatisticsPasses:
 
     With `components_of`, which decomposes the weights of a block by their moments, moments are plain and the losses of
     components are measured; otherwise statistics are those for rounding. The weights of one block are in memory at a
-    time if all do not fit. Streams that are stored are used again; with `keeps_streams` those at the inputs of blocks
-    stay for the fit of layers. Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
+    time if all do not fit; then, or if memory is `bounded`, inputs and gradients of its weights are in files. Streams
+    that are stored are used again; with `keeps_streams` those at the inputs of blocks stay for the fit of layers.
+    Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class StatisticsPasses:
         progress: Progress,
         *,
         keeps_streams: bool = True,
+        bounded: bool = False,
         components_of: ComponentsOf | None = None,
     ) -> None:
         from tnlib_adapters.instrument.block_passes import OuterLayers
@@ -101,7 +104,8 @@ class StatisticsPasses:
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
         self._keeps_streams, self._components_of = keeps_streams, components_of
-        self._workspace = None if model.fits_in_memory else Workspace(0, lambda: streams.folder)
+        in_memory = model.fits_in_memory and not bounded
+        self._workspace = None if in_memory else Workspace(0, lambda: streams.folder)
 
     def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, Statistics]]:
         """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics."""
@@ -172,13 +176,14 @@ class StatisticsPasses:
             reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
             self._streams.write(f"gradient-{k}", b, at_stream)
             sums.add(batch, reads, slopes)
+            del x, gradient, reads, slopes, at_stream  # those of the last batch, while weights are decomposed
         self._streams.finish(f"gradient-{k}")
         statistics = sums.finish()
         if self._components_of is None:
             return replace(statistics, scales=sums.scales(statistics))
-        components = self._components_of(k, statistics)
+        components = dict(self._components_of(k, statistics))
         losses = sums.losses(components)
-        ordered = {key: of_weight.with_losses(losses[key]) for key, of_weight in components.items()}
+        ordered = {key: components.pop(key).with_losses(losses[key]) for key in list(components)}  # one copy at a time
         return replace(statistics, losses=losses, components=ordered)
 
     def _at_input(self, sums: GroupMoments, uses: WeightUses) -> None:
@@ -201,7 +206,7 @@ _DAMPED = 0.01  # of the mean moment, added before an inverse is applied
 class GroupMoments:
     """Sums over batches of the moments of one group of weights, `weighted` by gradients or plain, and a sample.
 
-    With a `workspace`, inputs and gradients are in its files: for a model that does not fit in memory.
+    With a `workspace`, inputs and gradients are in its files.
     """
 
     def __init__(
@@ -279,7 +284,8 @@ class GroupMoments:
 
         losses = dict[str, Array]()
         for key, of_weight in components.items():
-            left, right = (torch.from_numpy(a).to(self._model.device) for a in (of_weight.left, of_weight.right))
+            factors = (a.astype(np.float32, copy=False) for a in (of_weight.left, of_weight.right))
+            left, right = (torch.from_numpy(a).to(self._model.device) for a in factors)
             total = torch.zeros(len(of_weight.losses), dtype=torch.float64)
             for x, p in zip(self._inputs(self._uses[key].reads), self._gradients(key), strict=True):
                 products = (x[..., : len(left)] @ left) * (p @ right.mT)  # b t c
