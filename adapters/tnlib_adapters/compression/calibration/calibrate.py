@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.layer_fit import FactorFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
-# Losses of unembeddings count twice: the fit of a layer about halves its loss or better (all of the built-in Llama: 1.01
-# to 0.28 nats a token at one half, 2.86 to 1.54 at a quarter), and unembeddings are not fitted
+# Losses of unembeddings count twice: the fit of a layer halves its loss or better (all of the built-in Llama: 1.01 to
+# 0.28 nats a token at one half, 2.86 to 1.54 at a quarter), and unembeddings are not fitted
 _NOT_FITTED = 2
 
 
