@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-import tnlib
 from benchmarks.attention import COMPOSITION, HEADS
 from benchmarks.calculus import ADD, APPLY, INNER, ROUND
 from benchmarks.cases import Case
@@ -64,21 +63,6 @@ def _true_ranks(case: Case) -> list[int]:
 TRAIN = (
     Entry(
         "tnlib", "tnlib:tt_svd", lambda tt_svd, x, case: tt_svd(x, rtol=case.rtol), tnlib_cores, "tt_svd(x, rtol=rtol)"
-    ),
-    Entry(
-        "tnlib, torch tensor",
-        "tnlib:tt_svd",
-        lambda tt_svd, x, case: tt_svd(x, rtol=case.rtol),
-        tnlib_cores,
-        "tt_svd(torch tensor, rtol=rtol)",
-        prepare=to_torch,
-    ),
-    Entry(
-        "tnlib, one pass",
-        "tnlib:tt_svd",
-        lambda tt_svd, x, case: tt_svd(x, max_rank=case.rank, rtol=case.rtol, storage=tnlib.Storage(one_pass=True)),
-        tnlib_cores,
-        "tt_svd(x, max_rank=rank, rtol=rtol, storage=Storage(one_pass=True)); the error is estimated",
     ),
     Entry(
         "quimb, Gram mode",
