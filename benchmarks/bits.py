@@ -23,11 +23,13 @@ import click
 import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.progress import quiet
 from tnlib_adapters.compression.text import sample_batches
 from tnlib_adapters.factors import UNEMBEDDING
@@ -81,11 +83,14 @@ def _inputs(model: RunningModel, batch: Batch, uses: WeightUses) -> dict[str, Ar
     return arrays
 
 
-def collect(model: RunningModel, uses: WeightUses, batches: Sequence[Batch]) -> Statistics:
-    """Return the statistics of the batches in memory."""
+def collect(
+    model: RunningModel, uses: WeightUses, batches: Sequence[Batch], workspace: Workspace | None = None
+) -> Statistics:
+    """Return the statistics of the batches, for rounding; without a workspace all is in memory."""
     kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
 
-    passes = StatisticsPasses(model, uses, batches, Streams.temporary(batches, model.sizes.d_model), quiet)
+    streams = Streams.temporary(batches, model.sizes.d_model)
+    passes = StatisticsPasses(model, uses, batches, streams, workspace or Workspace(), quiet)
     for _, statistics in passes.run():
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
             part.update(arrays)

@@ -18,12 +18,13 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
-from tnlib_adapters.compression.calibration.statistics import StatisticsPasses  # noqa: E402
+from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
     round_weights,
 )
+from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
@@ -112,7 +113,8 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
     for limit in (stored_weights.IN_MEMORY, 1):
         monkeypatch.setattr(stored_weights, "IN_MEMORY", limit)
         model = open_running(folder)
-        found.append(collect(model, find_uses(model, weights_in(model)), [some_batch()]))
+        workspace = None if limit > 1 else Workspace(0, lambda: tmp_path)
+        found.append(collect(model, find_uses(model, weights_in(model)), [some_batch()], workspace))
     assert found[0].reads.keys() == found[1].reads.keys()
     for part in ("reads", "slopes", "scales"):
         one, other = (getattr(statistics, part) for statistics in found)
@@ -235,10 +237,8 @@ def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Pa
     model = open_running(llama)
     batches, n = model.batches(TEXT), len(model.layers)
     streams = Streams.temporary(batches, model.sizes.d_model)
-    passes = StatisticsPasses(
-        model, find_uses(model, weights_in(model)), batches, streams, quiet, keeps_streams=keeps_streams
-    )
-    of_group = dict(passes.run())
+    passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, Workspace(), quiet)
+    of_group = dict(passes.run(keeps_streams=keeps_streams))
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}
     assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_streams else (n,))}

@@ -33,6 +33,7 @@ from tnlib_adapters.compression.compressed_part import compressed_weights, wides
 from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms  # noqa: E402
 from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
@@ -80,9 +81,11 @@ def first_batch(model) -> Batch:
     return model.batches(made_up_text(30))[-1]
 
 
-def calibrated_layers(checkpoint, model, batches):
+def calibrated_layers(checkpoint, model, batches, workspace=None):
     request = Request.of(Budget(keep=0.5), calibration="text.txt", what="attention")
-    parts = collect_calibration(checkpoint, model, batches, calibrated_factorisation("cpu"), request)
+    parts = collect_calibration(
+        checkpoint, model, batches, calibrated_factorisation("cpu"), request, workspace=workspace
+    )
     return [part.load() for part in parts.values()]
 
 
@@ -366,13 +369,14 @@ def test_a_checkpoint_in_double_precision_is_compressed(folders, text, tmp_path)
     assert found[1] == pytest.approx(found[0], rel=1e-2)
 
 
-@pytest.mark.parametrize("max_weights", [None, 0])
+@pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("name", mostly_slow(SOME, SOME[:1]))
-def test_losses_are_mean_squared_derivatives_by_gates_on_components(folders, name, max_weights):
+def test_losses_are_mean_squared_derivatives_by_gates_on_components(folders, name, in_files, tmp_path):
     """The definition: a sum over the tokens of a text, its square, and the mean over texts or tokens."""
     checkpoint, model = open_checkpoint(folders[name]), open_running(folders[name])
     batches, k = model.batches(made_up_text(30)), 1
-    layers = calibrated_layers(checkpoint, open_running(folders[name], max_weights=max_weights), batches)
+    workspace = Workspace(0, lambda: tmp_path) if in_files else None
+    layers = calibrated_layers(checkpoint, model, batches, workspace)
     folded = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
     uses = find_uses(folded, weights_in(folded))
     observed = [observe(folded, one, uses, k, torch.Generator().manual_seed(2 * b)) for b, one in enumerate(batches)]

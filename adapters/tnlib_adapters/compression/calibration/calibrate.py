@@ -104,12 +104,12 @@ class ComponentOptions:
 def _decompositions(device: str, group: WeightGroup) -> Iterator[Callable[[], Components]]:
     """Yield the decomposition of each weight of a block by its moments."""
     for read in group.weights:
-        yield _by_moments(read.weight, _with_bias(*read), group.statistics, device)
+        values = _with_bias(*read)
+        yield partial(components_on_device, values, *_moments(read.weight, values, group.statistics), device)
 
 
-def _by_moments(weight: ModelWeight, values: Array, statistics: Statistics, device: str) -> Callable[[], Components]:
-    reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes[weight.key]
-    return partial(components_on_device, values, reads, slopes, device)
+def _moments(weight: ModelWeight, values: Array, statistics: Statistics) -> tuple[Array, Array]:
+    return statistics.reads_of(weight, len(values)), statistics.slopes[weight.key]
 
 
 def _calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
@@ -151,17 +151,18 @@ def _components_of(weight: ModelWeight, values: Array, statistics: Statistics, d
     if weight.key in statistics.components:
         return statistics.components[weight.key]
     if weight.key in statistics.losses:  # of an earlier run
-        return _by_moments(weight, values, statistics, device)().with_losses(statistics.losses[weight.key])
-    reads, slopes = statistics.reads_of(weight, len(values)), statistics.slopes
+        components = components_on_device(values, *_moments(weight, values, statistics), device)
+        return components.with_losses(statistics.losses[weight.key])
+    reads, slopes = _moments(weight, values, statistics)
     _, n_tokens, n_texts = statistics.scales[weight.key]
     scale = 1 / n_tokens / n_texts
     if weight.role == UNEMBEDDING:
-        table = table_components(values.T, [(slopes[weight.key], reads)])
+        table = table_components(values.T, [(slopes, reads)])
         return Components(table.right.T, table.left.T, table.losses).scaled(scale)
     if weight.tied_key is None:
-        return _by_moments(weight, values, statistics, device)().scaled(scale)
-    predicts = slopes[weight.tied_key], statistics.reads[weight.tied_key]
-    return table_components(values, [(moments_of_rows(values, reads), slopes[weight.key]), predicts]).scaled(scale)
+        return components_on_device(values, reads, slopes, device).scaled(scale)
+    predicts = statistics.slopes[weight.tied_key], statistics.reads[weight.tied_key]
+    return table_components(values, [(moments_of_rows(values, reads), slopes), predicts]).scaled(scale)
 
 
 def factorise_calibrated(

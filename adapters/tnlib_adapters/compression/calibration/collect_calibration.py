@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, starmap
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,10 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
+from tnlib_adapters.compression.calibration.group_moments import ComponentMoments, RoundingMoments
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
-from tnlib_adapters.compression.calibration.statistics import Statistics, StatisticsPasses
+from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
@@ -24,6 +27,7 @@ from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
 from tnlib_adapters.factors.projections import Projections, Sizes, put_together, take_apart
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.calibration.statistics_passes import MomentsOf
     from tnlib_adapters.instrument.block_passes import Streams
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.stored_weights import Change, Group
@@ -124,9 +128,8 @@ def collect_calibration(
     """Return the weights that a request selects, by module, factorised by statistics of a text.
 
     The statistics are collected block by block. Without a `folder`, what is between blocks is in a temporary one.
-    `workspace` has the memory and files of the factorised weights, and the executor.
+    `workspace` has the memory and files of the factorised weights and of inputs and gradients, and the executor.
     """
-    from tnlib_adapters.instrument.block_passes import OuterLayers, forward
     from tnlib_adapters.instrument.weight_inputs import find_uses
 
     folder, workspace = folder or CalibrationFolder(), workspace or Workspace()
@@ -138,43 +141,47 @@ def collect_calibration(
     uses = find_uses(model, weights)
     streams = streams_of_fit(model, batches, folder, request)
     folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches, request.method))
-    done, parts = folder.groups(), dict[str, LazyPart]()
-    in_group = {group: [own for own in weights if own.group == group] for group in (OUTSIDE, *range(len(model.layers)))}
 
-    def decomposed(of_group: Decompositions, k: int, moments: Statistics) -> dict[str, Components]:
-        calls = chain.from_iterable(map(of_group, read_group(checkpoint, in_group[k], moments)))
-        return dict(zip((own.key for own in in_group[k]), workspace.workers.map(calls), strict=True))
+    def decompose(of_group: Decompositions, keys: Collection[str], moments: Statistics) -> dict[str, Components]:
+        of_block = [own for own in weights if own.key in keys]
+        calls = chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments)))
+        return dict(zip((own.key for own in of_block), workspace.workers.map(calls), strict=True))
 
-    def collected() -> Iterator[tuple[list[ModelWeight], Statistics]]:
-        """Yield the weights of every group, and their statistics."""
-        if {own.group for own in weights} - set(done):
-            passes = StatisticsPasses(
-                model,
-                uses,
-                sample,
-                streams,
-                request.run.progress,
-                keeps_streams=folder.keeps_streams,
-                bounded=request.run.memory is not None,
-                components_of=factorise.decompositions and partial(decomposed, factorise.decompositions),
-            )
-            for group, statistics in passes.run(done):
-                folder.save(group, statistics)
-                if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
-                    statistics = Statistics(components=statistics.components)
-                yield in_group[group], statistics
-                del statistics  # before those of the next group
-        elif request.effort != "low":  # the fit reads the streams of this model, which differ from others' in rounding
-            forward(OuterLayers(model), streams, inputs=None if folder.keeps_streams else ())
-        for group in done:  # collected before
-            yield in_group[group], folder.statistics(group, {key for own in in_group[group] for key in own.keys})
-
+    moments_of: MomentsOf = RoundingMoments
+    if factorise.decompositions is not None:
+        moments_of = partial(ComponentMoments, partial(decompose, factorise.decompositions))
+    passes = StatisticsPasses(model, uses, sample, streams, workspace, request.run.progress, moments_of)
+    collected, parts = collect(passes, folder, weights, fits=request.effort != "low"), dict[str, LazyPart]()
     # without a name for the weights of a part, which would stay in memory while the next are read
-    read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected()))
+    read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected))
     for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
         parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
         del made  # before the next group is read
     return {own.module: parts[own.module] for own in weights}
+
+
+def collect(
+    passes: StatisticsPasses, folder: CalibrationFolder, weights: Sequence[ModelWeight], *, fits: bool
+) -> Iterator[tuple[list[ModelWeight], Statistics]]:
+    """Yield the weights of every group with their statistics, from the folder or collected and saved there.
+
+    If all are in the folder, only the streams of a model that is fitted are made.
+    """
+    of_group = defaultdict[int, list[ModelWeight]](list)
+    for own in weights:
+        of_group[own.group].append(own)
+    done = folder.groups()
+    if of_group.keys() - set(done):
+        for group, statistics in passes.run(done, keeps_streams=folder.keeps_streams):
+            folder.save(group, statistics)
+            if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
+                statistics = Statistics(components=statistics.components)
+            yield of_group[group], statistics
+            del statistics  # before those of the next group
+    elif fits:  # reads the streams of this model, which differ from those of others in rounding
+        passes.run_forward(None if folder.keeps_streams else ())
+    for group in done:  # collected before
+        yield of_group[group], folder.statistics(group, {key for own in of_group[group] for key in own.keys})
 
 
 def streams_of_fit(
