@@ -168,7 +168,9 @@ def _report(
     before, folder, what, budget = source.checkpoint, source.checkpoint.folder, request.what, request.budget
     progress, held_out, with_text = request.run.progress, [] if text is None else text.held_out, request.with_text
     weights = compressed_weights(before, what, with_text=with_text)
-    compressed, int8 = measure_on_text(source, after, weights, held_out, progress) if held_out else (None, None)
+    compressed, int8 = None, None
+    if held_out:
+        compressed, int8 = measure_on_text(source, after, weights, held_out, progress, plan.matrices.workspace)
     layers, heads, squares = compare_attention(before, after, plan, progress)
     if plan.forecast.measure == RELATIVE:
         squares += compare_modules(before, after, plan)

@@ -14,6 +14,7 @@ from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.methods.factorisation import Forecast
+from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import REPORT, check_reads_text
 from tnlib_adapters.compression.source_model import SourceModel
@@ -148,8 +149,9 @@ class Reference:
     Raises `ArgumentError` if the text has no line of two tokens.
     """
 
-    def __init__(self, model: RunningModel, text: str | TokenSequences) -> None:
+    def __init__(self, model: RunningModel, text: str | TokenSequences, workspace: Workspace | None = None) -> None:
         self._model, self._batches = model, model.batches(text)
+        self._admits = (workspace or Workspace()).admits
         self._outputs: Outputs | None = None
         if not self._batches:
             raise ArgumentError(
@@ -168,8 +170,9 @@ class Reference:
                 "compare a model with its own compression."
             )
         if self._outputs is None:
-            self._outputs = Outputs(model, batches, partial(progress, "running the original"))
-        before, after = self._outputs, Outputs(other, batches, partial(progress, "running the compressed model"))
+            self._outputs = Outputs(model, batches, partial(progress, "running the original"), self._admits)
+        before = self._outputs
+        after = Outputs(other, batches, partial(progress, "running the compressed model"), self._admits)
         cosines: list[Array] = []
         sums, n_predicted = np.zeros(3), 0
         in_part = max(1, LOGITS_AT_A_TIME // model.vocab_size)
@@ -224,10 +227,15 @@ def round_weights(model: RunningModel, weights: Sequence[ModelWeight]) -> Runnin
 
 
 def measure_on_text(
-    source: SourceModel, after: Checkpoint, weights: Sequence[ModelWeight], text: TokenSequences, progress: Progress
+    source: SourceModel,
+    after: Checkpoint,
+    weights: Sequence[ModelWeight],
+    text: TokenSequences,
+    progress: Progress,
+    workspace: Workspace,
 ) -> tuple[Evaluation, Evaluation]:
     """Compare the compressed checkpoint, and the source with these weights in plain int8, with the source."""
-    reference = Reference(source.original, text)
+    reference = Reference(source.original, text, workspace)
     compressed = reference.compare(source.open(after.folder.path), progress)
     return compressed, reference.compare(round_weights(source.original, weights), progress)
 

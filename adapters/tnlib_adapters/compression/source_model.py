@@ -40,7 +40,7 @@ class Limits:
     """Limits of the memory of a compression."""
 
     tokens: int = BATCH_TOKENS  # tokens of a batch of a text; one text is never split
-    cache: int = CACHE_BYTES  # bytes of factors that are not in use; those beyond are in temporary files
+    cache: int = CACHE_BYTES  # bytes of factors and streams that are not in use; those beyond are in temporary files
     # bytes of weights of a running model, in float32; those of a larger model are read again in every pass
     weights: int = WEIGHTS
 
@@ -174,13 +174,13 @@ def limits_of(checkpoint: Checkpoint, request: Request) -> Limits:
         )
     left = request.run.memory - least
     if not request.with_text:
-        return Limits(cache=min(left, CACHE_BYTES))
+        return Limits(cache=left)
     tokens, per_token = BATCH_TOKENS, _bytes_per_token(checkpoint)
     left += _FEWEST_TOKENS * per_token
     while tokens > _FEWEST_TOKENS and 2 * tokens * per_token > left:
         tokens //= 2
     left -= tokens * per_token
-    return Limits(tokens, min(left // 2, CACHE_BYTES), min(left // 4, WEIGHTS))
+    return Limits(tokens, left // 2, min(left // 4, WEIGHTS))
 
 
 def least_memory(checkpoint: Checkpoint, request: Request) -> int:

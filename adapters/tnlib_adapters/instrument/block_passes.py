@@ -1,4 +1,4 @@
-"""Forward and backward passes of a model block by block, over all batches, with what is between blocks on disk.
+"""Forward and backward passes of a model block by block, over all batches, with what is between blocks stored.
 
 One block is in memory at a time. A forward pass stores the input of every block; a backward pass runs every block once
 more from its stored input, last to first.
@@ -20,29 +20,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tnlib._typing import Array
 from tnlib_adapters.instrument.running_model import Batch, Part, RunningModel
 
+Admits = Callable[[Any, int], bool]  # test if an array may take so many bytes of memory until it is deleted
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword arguments of a block
 
 
 class Streams:
-    """Residual streams of batches, or gradients at them, in files of a folder: one file per name.
+    """Residual streams of batches, or gradients at them, by name: in memory if `admits` allows it, else in files.
 
+    The file of a name is in `folder`; `held` has the bytes of those in memory, and can be shared with other streams.
     Numbers are stored in bfloat16 if `dtype`, that of the blocks, is bfloat16, otherwise in float32: gradients of deep
     models are outside the range of float16.
     """
 
-    def __init__(self, folder: Path, batches: Sequence[Batch], width: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        batches: Sequence[Batch],
+        width: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        admits: Admits | None = None,
+        held: dict[str, Array] | None = None,
+    ) -> None:
         self.folder, self.batches, self._width = folder, batches, width
+        self._admits, self._held = admits, {} if held is None else held
         self._dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self._shapes = [tuple(batch.ids.shape) for batch in batches]
         sizes = [self._dtype.itemsize * width * texts * tokens for texts, tokens in self._shapes]
-        self._starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        self._starts, self._n_bytes = [sum(sizes[:k]) for k in range(len(sizes))], sum(sizes)
 
     @classmethod
-    def temporary(cls, batches: Sequence[Batch], width: int) -> Streams:
-        """Return streams in a temporary folder, which is removed with the object."""
-        streams = cls(Path(tempfile.mkdtemp(prefix="tnlib-")), batches, width)
+    def temporary(cls, batches: Sequence[Batch], width: int, **options: Any) -> Streams:
+        """Return streams with a temporary folder, which is removed with the object."""
+        streams = cls(Path(tempfile.mkdtemp(prefix="tnlib-")), batches, width, **options)
         weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
         return streams
 
@@ -53,34 +66,53 @@ class Streams:
             n_texts = max(1, n_tokens // batch.ids.shape[1])
             starts = range(0, len(batch.ids), n_texts)
             parts += [batch.part((slice(start, start + n_texts), slice(None))) for start in starts]
-        return Streams(self.folder, parts, self._width, self._dtype)  # texts are stored one after the other
+        # texts are stored one after the other
+        return Streams(self.folder, parts, self._width, self._dtype, admits=self._admits, held=self._held)
 
     def has(self, name: str) -> bool:
-        """Test if streams are stored; a file holds those of all batches that were written."""
-        return (self.folder / name).exists()
+        """Test if streams are stored, those of all batches that were written."""
+        return name in self._held or (self.folder / name).exists()
 
     def write(self, name: str, k: int, stream: Tensor) -> None:
         """Store the stream of the k-th batch, to be read after `finish`."""
-        file = self.folder / f"{name}.partial"
+        file, start = self.folder / f"{name}.partial", self._starts[k]
+        stored = stream.detach().to(self._dtype).cpu().contiguous().flatten().view(torch.uint8).numpy()
+        if self._admits is not None and file.name not in self._held and not file.exists():
+            empty = np.empty(self._n_bytes, np.uint8)
+            if self._admits(empty, empty.nbytes):
+                self._held[file.name] = empty
+        held = self._held.get(file.name)
+        if held is not None:
+            held[start : start + len(stored)] = stored
+            return
         with file.open("r+b" if file.exists() else "w+b") as opened:
-            opened.seek(self._starts[k])
-            stored = stream.detach().to(self._dtype).cpu().contiguous()
-            opened.write(stored.flatten().view(torch.uint8).numpy().data)
+            opened.seek(start)
+            opened.write(stored.data)
 
     def read(self, name: str, k: int) -> Tensor:
         """Return the stream of the k-th batch, (texts, tokens, width), in float32, on the device of the batch."""
         texts, tokens = self._shapes[k]
         n_bytes = self._dtype.itemsize * texts * tokens * self._width
-        stored = np.fromfile(self.folder / name, np.uint8, n_bytes, offset=self._starts[k])
+        start, held = self._starts[k], self._held.get(name)
+        if held is None:
+            stored = np.fromfile(self.folder / name, np.uint8, n_bytes, offset=start)
+        else:
+            stored = held[start : start + n_bytes].copy()
         values = torch.from_numpy(stored).view(self._dtype).view(texts, tokens, self._width)
         return values.to(self.batches[k].ids.device).float()
 
     def finish(self, name: str) -> None:
         """Declare the streams of all batches stored."""
+        held = self._held.pop(f"{name}.partial", None)
+        if held is not None:
+            self._held[name] = held
+            return
+        self._held.pop(name, None)  # an earlier one
         (self.folder / f"{name}.partial").replace(self.folder / name)
 
     def remove(self, name: str) -> None:
         """Delete the streams of all batches."""
+        self._held.pop(name, None)
         (self.folder / name).unlink(missing_ok=True)
 
 
@@ -240,13 +272,16 @@ def _shared(value: Any, known: dict[Any, Tensor], of_batch: dict[int, Tensor]) -
 
 
 class Outputs:
-    """Outputs of a model for batches, each computed when it is used from the output of the last block, in a file.
+    """Outputs of a model for batches, each computed when it is used from the stored output of the last block.
 
     The model runs block by block on all batches, once; progress is called as progress(done, total).
     """
 
-    def __init__(self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None]) -> None:
-        self._outer, self._streams = OuterLayers(model), Streams.temporary(batches, model.sizes.d_model)
+    def __init__(
+        self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None], admits: Admits
+    ) -> None:
+        self._outer = OuterLayers(model)
+        self._streams = Streams.temporary(batches, model.sizes.d_model, admits=admits)
         total = len(model.layers) * len(batches)
         forward(self._outer, self._streams, lambda k, b: progress(k * len(batches) + b, total), inputs=())
         progress(total, total)

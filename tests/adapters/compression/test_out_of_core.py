@@ -95,6 +95,27 @@ def test_the_folder_does_not_depend_on_the_memory(
     assert {path.name for path in tmp_path.iterdir()} == {"in memory", "in files"}
 
 
+@pytest.mark.parametrize("size", [{"keep": 0.5}, {"bits": 3}], ids=str)
+def test_what_is_between_blocks_is_in_memory_or_in_files(
+    folders: Any, text: Path, tmp_path: Path, size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    files: dict[str, set[str]] = {"in memory": set(), "in files": set()}
+    for name, n_bytes in (("in memory", 2**29), ("in files", 0)):
+        limit_cache(monkeypatch, n_bytes)
+
+        def look(_stage: str, _done: int, _total: int, seen: set[str] = files[name]) -> None:
+            seen |= {file.name for folder in tmp_path.glob("tnlib-*") for file in folder.iterdir()}
+            seen |= {file.name for folder in tmp_path.glob(".*.scratch") for file in folder.iterdir()}
+
+        options = by_options(calibrate=text, what="all", progress=look, **size)
+        compress(folders["llama"], tmp_path / name, **options)
+    assert files["in memory"] == set()
+    assert {"stream-1", "gradient-1"} <= files["in files"]
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in files)
+    assert first == second
+
+
 @dataclass
 class Part:
     arrays: list[np.ndarray]

@@ -127,8 +127,9 @@ def collect_calibration(
 ) -> dict[str, LazyPart]:
     """Return the weights that a request selects, by module, factorised by statistics of a text.
 
-    The statistics are collected block by block. Without a `folder`, what is between blocks is in a temporary one.
-    `workspace` has the memory and files of the factorised weights and of inputs and gradients, and the executor.
+    The statistics are collected block by block. Without a `folder`, what is between blocks is in memory as far as the
+    `workspace` allows, otherwise in a temporary folder. The workspace also has the memory and files of the factorised
+    weights and of inputs and gradients, and the executor.
     """
     from tnlib_adapters.instrument.weight_inputs import find_uses
 
@@ -139,7 +140,7 @@ def collect_calibration(
     if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
         model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
     uses = find_uses(model, weights)
-    streams = streams_of_fit(model, batches, folder, request)
+    streams = streams_of_fit(model, batches, folder, request, workspace)
     folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches, request.method))
 
     def decompose(of_group: Decompositions, keys: Collection[str], moments: Statistics) -> dict[str, Components]:
@@ -185,9 +186,11 @@ def collect(
 
 
 def streams_of_fit(
-    model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request
+    model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request, workspace: Workspace
 ) -> Streams:
     """Return the streams of the batches of the fit, of which those of the statistics are the first."""
     from tnlib_adapters.instrument.block_passes import Streams
 
-    return Streams(folder.path, sample_batches(batches, request.tokens), model.sizes.d_model, model.dtype)
+    fitted = sample_batches(batches, request.tokens)
+    admits = workspace.admits if folder.is_temporary else None
+    return Streams(folder.path, fitted, model.sizes.d_model, model.dtype, admits=admits, held=folder.held)

@@ -105,7 +105,7 @@ def factorise_and_fit(
     `not_fitted` times beside a fit. There is none with effort "low". Raises `ArgumentError` if the text is too short,
     or the folder of the run belongs to another model, text, method or choice of weights.
     """
-    checkpoint, model = source.checkpoint, source.original
+    checkpoint, model, workspace = source.checkpoint, source.original, workspace or Workspace()
     batches = model.batches(text)
     n_steps, n_output_batches = fit_steps(
         len(sample_batches(batches, request.tokens)),
@@ -115,13 +115,13 @@ def factorise_and_fit(
         predicts=model.predicts,
     )
     folder = CalibrationFolder(request.folder, keeps_streams=n_steps > 0)
-    streams_of = partial(streams_of_fit, model, batches, folder, request)  # keeps a temporary folder
+    streams_of = partial(streams_of_fit, model, batches, folder, request, workspace)  # keeps a temporary folder
     parts = collect_calibration(checkpoint, model, batches, factorise, request, folder=folder, workspace=workspace)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)
-        files = FittedFiles(streams, options, n_steps)
-        return fit_blocks(model, chosen, streams, fit_chosen, n_steps, files, request.run.progress)
+        files = None if folder.is_temporary else FittedFiles(streams, options, n_steps)
+        return fit_blocks(model, chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
         return fit_scales(model, streams_of(), chosen, n_output_batches, request)
@@ -162,16 +162,18 @@ def fit_blocks(
     streams: Streams,
     fit_chosen: FitChosen,
     n_steps: int,
+    workspace: Workspace,
     files: FittedFiles | None = None,
     progress: Progress = quiet,
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the chosen weights of every module, those of blocks after the block-wise reconstruction in `n_steps` steps.
 
-    With `files`, blocks that are saved there are not fitted again, and others are saved.
+    `workspace` has the rounded tables. With `files`, blocks that are saved there are not fitted again, and others are
+    saved.
     """
     from tnlib_adapters.instrument.layer_fit import fit_layers
 
-    tables = StoredArrays(Workspace(0, lambda: streams.folder))
+    tables = StoredArrays(workspace)
     for name, weight, option in chosen.outside():
         matrix: FactoredMatrix = weight.at(option)
         if model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):

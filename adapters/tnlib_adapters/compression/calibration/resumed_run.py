@@ -57,7 +57,8 @@ class CalibrationFolder:
     """
 
     def __init__(self, folder: Path | None = None, *, keeps_streams: bool = True) -> None:
-        self._is_temporary, self.keeps_streams = folder is None, keeps_streams
+        self.is_temporary, self.keeps_streams = folder is None, keeps_streams
+        self.held = dict[str, Array]()  # streams in memory; those of a later run are in files
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -69,6 +70,8 @@ class CalibrationFolder:
         `ArgumentError` if it holds other files, or results of another model, text, method, choice of weights or
         version.
         """
+        if self.is_temporary:
+            return
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)
         file = self.path / _ORIGIN
@@ -94,7 +97,7 @@ class CalibrationFolder:
 
     def save(self, group: int, statistics: Statistics) -> None:
         """Save the statistics of a group; not in a temporary folder."""
-        if self._is_temporary:
+        if self.is_temporary:
             return
         entries = [
             _entry(f"{part}.{key}", dtype, values)
@@ -115,7 +118,7 @@ class CalibrationFolder:
 
     def finish(self) -> None:
         """Remove the files of the run but for its statistics, when it is done."""
-        for file in self.path.iterdir() if not self._is_temporary and self.path.is_dir() else ():
+        for file in self.path.iterdir() if not self.is_temporary and self.path.is_dir() else ():
             if _OF_RUN.fullmatch(file.name) and file.is_file():
                 file.unlink()
 
