@@ -159,9 +159,10 @@ class Run:
         and all that is written are not in it.
     memory
         Bound of the resident memory of the process, in bytes. What the libraries and the work on the largest weight
-        leave of it is shared by a batch of the text, the factors in memory and the weights of the running model;
-        factors beyond their share are written into a hidden folder beside `out`, which is removed at the end. Batches
-        of fewer than 1,024 tokens change the result. None for the defaults, with 256 MiB of factors.
+        leave of it is shared by a batch of the text, factors and streams between blocks, and the weights of the running
+        model; what is beyond their share is written into temporary files, in a hidden folder beside `out` that is
+        removed at the end. Batches of fewer than 1,024 tokens change the result. None for the defaults, with 256 MiB of
+        factors and streams.
     folder
         Folder for what "calibrated" and "quantized" keep between blocks: the streams of the text, and statistics.
         After an interruption the same call goes on from it, at the block where it stopped. The statistics stay there,
