@@ -145,7 +145,7 @@ class Attention(AttentionWeights):
         >>> rng = np.random.default_rng(0)
         >>> w = rng.standard_normal((4, 1, 6, 4))
         >>> rotary = Rotary([1.0, 0.1])
-        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=rotary)
+        >>> layer = Attention(*w[:3], w[3].transpose(0, 2, 1), scale=0.5, rotary=rotary)
         >>> layer.qk(0, distance=3).ranks, layer.qk(0, distance=3, plane=1).ranks
         ((4,), (2,))
         """
@@ -178,7 +178,7 @@ class Attention(AttentionWeights):
         >>> from tnlib_adapters import Rotary
         >>> rng = np.random.default_rng(0)
         >>> w = rng.standard_normal((4, 1, 6, 4))
-        >>> layer = Attention(w[0], w[1], w[2], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0]))
+        >>> layer = Attention(*w[:3], w[3].transpose(0, 2, 1), scale=0.5, rotary=Rotary([1.0]))
         >>> layer.qk_tensor(0, range(50))  # two of four columns turn
         Tucker(shape 50 x 7 x 7, ranks (3, 4, 4), 254 parameters, float64)
         """

@@ -31,7 +31,8 @@ class HeadNorm:
     --------
     >>> import numpy as np
     >>> norm = HeadNorm(query=np.ones(2), key=np.array([1.0, 2.0]), eps=0.0)
-    >>> norm.queries(np.array([1.0, 7.0])), norm.keys(np.array([1.0, 7.0]))     # root mean square 5
+    >>> x = np.array([1.0, 7.0])  # root mean square 5
+    >>> norm.queries(x), norm.keys(x)
     (array([0.2, 1.4]), array([0.2, 2.8]))
     """
 

@@ -53,8 +53,10 @@ class HeadLoadings(Table):
     >>> import tnlib_adapters
     >>> from tnlib_adapters.circuits import logit_contributions
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = head_loadings(logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7), 2)
-    >>> f"{found.total:.2f} = {found.layers[1].sum():.2f} by heads of layer 1 + {found.bypass[1]:.2f}"
+    >>> frozen = tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6])
+    >>> found = head_loadings(logit_contributions(frozen, 7), 2)
+    >>> heads, bypass = found.layers[1].sum(), found.bypass[1]
+    >>> f"{found.total:.2f} = {heads:.2f} by heads of layer 1 + {bypass:.2f}"
     '2.13 = 2.06 by heads of layer 1 + 0.07'
     """
 
@@ -139,7 +141,8 @@ def head_loadings(
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.circuits import logit_contributions
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> contributions = logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7)
+    >>> frozen = tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6])
+    >>> contributions = logit_contributions(frozen, 7)
     >>> found = head_loadings(contributions, 2)
     >>> found.layers[1][:, 2].round(2)                                  # mostly head 1.0
     array([ 2.65,  0.01, -0.05,  0.  ])

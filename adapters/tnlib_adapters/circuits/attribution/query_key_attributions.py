@@ -185,7 +185,8 @@ class QKAttributions(Table):
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> head, query, key, contribution = qk_attributions(model, [5, 6, 7, 8, 5, 6]).top(1)[0]
+    >>> found = qk_attributions(model, [5, 6, 7, 8, 5, 6])
+    >>> head, query, key, contribution = found.top(1)[0]
     >>> head, query, key, f"{contribution:.2f}"
     ('1.1', '0.0', 'tokens', '2.99')
     """

@@ -68,11 +68,11 @@ def save_score_graph(
     Examples
     --------
     >>> import json, tempfile, tnlib_adapters
-    >>> model, tokens = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), [5, 6, 7, 8, 5, 6]
-    >>> score = tnlib_adapters.circuits.qk_attributions(model, tokens).score(1, 2, query=5, key=2)
-    >>> path = save_score_graph(
-    ...     tempfile.mkdtemp(), score, [f"t{token}" for token in tokens], slug="induction"
-    ... )
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = tnlib_adapters.circuits.qk_attributions(model, [5, 6, 7, 8, 5, 6])
+    >>> score = found.score(1, 2, query=5, key=2)
+    >>> names = ["t5", "t6", "t7", "t8", "t5", "t6"]
+    >>> path = save_score_graph(tempfile.mkdtemp(), score, names, slug="induction")
     >>> path.name, len(json.loads(path.read_text())["nodes"])
     ('induction.json', 35)
     """

@@ -60,8 +60,8 @@ class Angles:
 
     >>> import numpy as np
     >>> found = principal_angles(np.array([[1.0], [0.0], [1.0], [0.0]]), np.eye(4)[:, :2])
-    >>> np.degrees(found.angles).round(6), f"{found.overlap:.3f}, {found.chance:.3f} by chance"
-    (array([45.]), '0.500, 0.500 by chance')
+    >>> np.degrees(found.angles).round(6), f"{found.overlap:.3f}, chance {found.chance:.3f}"
+    (array([45.]), '0.500, chance 0.500')
     """
 
     angles: Array
@@ -162,7 +162,8 @@ class Overlaps(Table):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = subspace_overlaps(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "O", "K")
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = subspace_overlaps(model, "O", "K")
     >>> found.overlaps[0, 3, 1].round(1), f"{found.chance[0, 3, 1, 0]:.2f}"
     (array([0.7, 0.8, 0.8, 0.8]), '0.25')
     """
@@ -280,7 +281,8 @@ def subspace_overlaps(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = subspace_overlaps(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "O", "K")
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = subspace_overlaps(model, "O", "K")
     >>> # standard deviations: induction heads have keys where head 0.3 writes
     >>> found.sigmas[0, 3, 1].round()
     array([30., 32., 32., 31.])

@@ -50,7 +50,8 @@ class Similarities(Table):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = operator_similarities(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), "OV")
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = operator_similarities(model, "OV")
     >>> first, second, cosine = found.largest(1)[0]
     >>> first, second, f"{cosine:.2f}"
     ((1, 0), (1, 3), '0.36')
@@ -129,8 +130,9 @@ def operator_similarities(
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> found = operator_similarities(model, "QK")
-    >>> found.largest(1)[0][:2], round(float(found.cosines[1, 0, 1, 3]), 2), round(found.deviation, 3)
-    (((1, 0), (1, 3)), 0.77, 0.016)
+    >>> first, second, cosine = found.largest(1)[0]
+    >>> first, second, f"{cosine:.2f}, standard deviation {found.deviation:.3f}"
+    ((1, 0), (1, 3), '0.77, standard deviation 0.016')
     """
     function = "operator_similarities"
     check_choice(function, "operator", operator, get_args(Operator))

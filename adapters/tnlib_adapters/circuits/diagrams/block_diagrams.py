@@ -46,8 +46,11 @@ def block_diagram(checkpoint: Checkpoint, layer: int, n_positions: int | None = 
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> [node.label.split("\n")[0] for node in block_diagram(model, 0).nodes if node.kind == "text"]
-    ['x$_1$ = x + attention(norm x)', 'x$_2$ = x$_1$ + feed-forward(norm x$_1$), at every position']
+    >>> for node in block_diagram(model, 0).nodes:
+    ...     if node.kind == "text":
+    ...         print(node.label.split("\n")[0])
+    x$_1$ = x + attention(norm x)
+    x$_2$ = x$_1$ + feed-forward(norm x$_1$), at every position
     """
     layer = _as_layer("block_diagram", checkpoint, layer)
     parts = [layer_diagram(checkpoint.attention(layer), n_positions)]

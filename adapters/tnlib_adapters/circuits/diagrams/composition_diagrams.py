@@ -56,7 +56,8 @@ def composition_diagram(kind: Kind, later: AttentionHead, earlier: AttentionHead
     --------
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> term = composition_diagram("K", (model.attention(1), 0), (model.attention(0), 2), layers=(1, 0))
+    >>> later, earlier = (model.attention(1), 0), (model.attention(0), 2)
+    >>> term = composition_diagram("K", later, earlier, layers=(1, 0))
     >>> [node.label.split()[0] for node in term.nodes if node.kind == "matrix"][-1]
     'A$^{0}$'
     >>> term.title

@@ -106,8 +106,8 @@ def explore_patterns(
     >>> import tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> seen = run(model, [5, 6, 7, 5, 6])
-    >>> explore_patterns([of_layer[0] for of_layer in seen.patterns], ["5", "6", "7", "5", "6"])
+    >>> patterns = [of_layer[0] for of_layer in run(model, [5, 6, 7, 5, 6]).patterns]
+    >>> explore_patterns(patterns, ["5", "6", "7", "5", "6"])
     PatternExplorer(2 layers, 8 heads, 5 positions)
     """
     layers = as_list("explore_patterns", "patterns", patterns, "arrays")

@@ -62,7 +62,8 @@ class Patching(Table):
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("known_circuit"))
     >>> tokens, answers = coded_letters(16, rng=0)
     >>> found = activation_patching(model, tokens[:8], answers[:8], tokens[8:], of="layers")
-    >>> dict(zip(found.names, found.recovered.max(axis=1).round(1).tolist()))   # at the best position
+    >>> recovered = found.recovered.max(axis=1)  # at the best position
+    >>> dict(zip(found.names, recovered.round(1).tolist()))
     {'0': 0.1, 'mlp 0': 0.0, '1': 0.3, 'mlp 1': 0.3}
     """
 

@@ -59,7 +59,7 @@ class Ablation:
 
     Examples
     --------
-    >>> Ablation("resample", metric="kl", corrupted=[5, 6, 7, 9])         # for the tokens [5, 6, 7, 8]
+    >>> Ablation("resample", metric="kl", corrupted=[5, 6, 7, 9])  # for tokens [5, 6, 7, 8]
     Ablation(kind='resample', metric='kl', corrupted=[5, 6, 7, 9])
     """
 

@@ -28,9 +28,12 @@ class Recovery(NamedTuple):
 
     Examples
     --------
+    One of the two given edges is among the two that have an effect of at least 0.4:
+
     >>> import numpy as np
-    >>> effects = EdgeEffects(("a -> b", "a -> c", "b -> c"), *np.array([[2, 1, 0.1]] * 3), loss=0.5)
-    >>> effects.recovery(["a -> b", "b -> c"], least=0.4)  # one of two edges is right, one of two is found
+    >>> values = np.array([2, 1, 0.1])
+    >>> effects = EdgeEffects(("a -> b", "a -> c", "b -> c"), *[values] * 3, loss=0.5)
+    >>> effects.recovery(["a -> b", "b -> c"], least=0.4)
     Recovery(precision=0.5, recall=0.5, n_edges=2)
     """
 
@@ -69,7 +72,8 @@ class EdgeEffects(Table):
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.data.repeats import repeated_segments
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = edge_effects(model, *repeated_segments(1, rng=np.random.default_rng(1)), n_measured=2)
+    >>> tokens, mask = repeated_segments(1, rng=np.random.default_rng(1))
+    >>> found = edge_effects(model, tokens, mask, n_measured=2)
     >>> edge, effect = found.top(1)[0]
     >>> edge, f"{effect:.1f} nats, loss {found.loss:.2f}"
     ('positions -> 0.3 K', '4.6 nats, loss 0.12')

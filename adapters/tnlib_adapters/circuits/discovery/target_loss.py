@@ -72,7 +72,8 @@ def differentiated(function: Callable[[Array], Array], x: Array) -> tuple[Array,
     Examples
     --------
     >>> import numpy as np
-    >>> value, pull_back = differentiated(lambda x: x**2, np.array([1.0, 3.0]))  # doctest: +SKIP
+    >>> x = np.array([1.0, 3.0])
+    >>> value, pull_back = differentiated(lambda x: x**2, x)  # doctest: +SKIP
     >>> value, pull_back(np.ones(2))  # doctest: +SKIP
     (array([1., 9.]), array([2., 6.]))
     """
