@@ -106,7 +106,8 @@ _COMPRESSION = (
 def arguments_of(**options: Any) -> dict[str, Any]:
     """Return the keyword arguments of `compress` and `plan` for options of the command line by name.
 
-    >>> arguments_of(keep=0.5, calibrate="text.txt", window=64, what="mlp")["calibration"].window
+    >>> arguments = arguments_of(keep=0.5, calibrate="text.txt", window=64, what="mlp")
+    >>> arguments["calibration"].window
     64
     """
     text = options.pop("calibrate", None)

@@ -29,7 +29,8 @@ class Table(ABC):
     >>> class Squares(Table):
     ...     _title = "Squares of two numbers"
     ...     def _columns(self, rows):
-    ...         return {"number": np.array([2, 3])[rows], "square": np.array([4.0, 9.0])[rows]}
+    ...         numbers = np.array([2, 3])[rows]
+    ...         return {"number": numbers, "square": numbers**2.0}
     >>> Squares()
     Squares of two numbers
       number  square

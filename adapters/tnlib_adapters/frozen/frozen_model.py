@@ -151,12 +151,12 @@ class FrozenModel:
     Examples
     --------
     >>> import numpy as np, tnlib_adapters
-    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> frozen = tnlib_adapters.freeze(llama, [5, 6, 7, 5, 6])
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("known_circuit"))
+    >>> frozen = tnlib_adapters.freeze(model, [5, 6, 7, 5, 6])
     >>> frozen
-    FrozenModel(4 layers of 8, 8, 8, 8 heads, 4 feed-forward layers, on 5 positions x 128 features)
+    FrozenModel(2 layers of 4, 4 heads, 2 feed-forward layers, on 5 positions x 32 features)
     >>> len(frozen.blocks), bool(np.allclose(frozen.apply(frozen.embedding), frozen.stream))
-    (8, True)
+    (4, True)
     """
 
     blocks: tuple[FrozenBlock, ...]
@@ -316,7 +316,8 @@ def freeze(
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward = run(model, [5, 6, 7, 5, 6])
     >>> stack = freeze(model, [of_layer[0] for of_layer in forward.patterns])
-    >>> f"{np.abs(stack.apply(forward.residuals[0][0]) - forward.residuals[-1][0]).max():.4f}"
+    >>> embedding, stream = forward.residuals[0][0], forward.residuals[-1][0]
+    >>> f"{np.abs(stack.apply(embedding) - stream).max():.4f}"
     '0.0000'
     """
     check_choice("freeze", "feed_forward", feed_forward, get_args(LocalMap))

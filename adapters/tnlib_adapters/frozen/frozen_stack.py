@@ -285,7 +285,7 @@ class FrozenPaths:
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> uniform = np.tril(np.ones((4, 10, 10))) / np.arange(1, 11)[:, None]
     >>> found = tnlib_adapters.freeze(model, [uniform, uniform]).expand()
-    >>> found.paths[0], found.paths[-1], found.terms.ranks                # one term for each of 24 paths
+    >>> found.paths[0], found.paths[-1], found.terms.ranks  # one term for each of 24 paths
     (((0, 0),), ((0, 3), (1, 3)), (24,))
     """
 

@@ -45,8 +45,8 @@ def findings(inspection: Inspection) -> list[Finding]:
     >>> from pathlib import Path
     >>> from tnlib_adapters.compression.progress import quiet
     >>> from tnlib_adapters.inspection.measure import measure
-    >>> checkpoint = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> inspection = measure(checkpoint, tokens=None, page=Path("inspect.html"), progress=quiet)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> inspection = measure(model, tokens=None, page=Path("inspect.html"), progress=quiet)
     >>> findings(inspection)[0].text
     'Head 0.3 attends to the previous token: 0.87 of its attention on repeated random tokens, chance 0.04.'
     """

@@ -64,8 +64,8 @@ def norm_divisors(checkpoint: Checkpoint, x: Array) -> Array:
     `checkpoint.attention(layer).frozen(patterns, divisors=norm_divisors(checkpoint, x))`, of a folded checkpoint.
 
     >>> import numpy as np, tnlib_adapters
-    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))  # RMSNorm, eps 1e-6
-    >>> norm_divisors(llama, np.full((2, 128), 3.0)).round(4)
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> norm_divisors(llama, np.full((2, 128), 3.0)).round(4)  # RMSNorm, eps 1e-6
     array([3., 3.])
     """
     wiring = as_checkpoint("norm_divisors", checkpoint).wiring

@@ -71,7 +71,8 @@ class TokenVectors:
     A copying head raises the logits of the tokens that it reads:
 
     >>> import tnlib_adapters
-    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2).ov_tokens[0]
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = read_head(model, 1, 2).ov_tokens[0]
     >>> (
     ...     f"{found.value:.1f}",
     ...     [token for token, _ in found.left.negative],
@@ -168,10 +169,11 @@ class HeadReading:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = read_head(model, 1, 2)
     >>> found.copying
     Copying(score 1.000, top 1 0.664, top 5 0.758, of embeddings)
-    >>> len(found.ov), len(found.ov_tokens)                   # the leading ones are given in tokens
+    >>> len(found.ov), len(found.ov_tokens)  # the leading ones are given in tokens
     (16, 3)
     """
 
@@ -261,7 +263,8 @@ def read_head(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = read_head(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = read_head(model, 1, 2)
     >>> found.copying.score > 0.99, found.copying.accuracy(1) > 0.5
     (True, True)
     >>> len(found.qk), found.maximum.value > found.maximum.symmetric

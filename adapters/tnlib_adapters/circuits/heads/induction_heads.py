@@ -77,7 +77,8 @@ class Induction(HeadTable):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = find_induction(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), n=4)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = find_induction(model, n=4)
     >>> found.composition[1].round(1), f"loss {found.loss:.1f}, chance {found.chance:.2f}"
     (array([2. , 2. , 2. , 1.9]), 'loss 0.9, chance 4.85')
     """
@@ -196,7 +197,8 @@ def find_induction(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = find_induction(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), n=4)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = find_induction(model, n=4)
     >>> found.previous_head, found.induction_heads
     ((0, 3), ((1, 0), (1, 1), (1, 2), (1, 3)))
     >>> bool(found.lost[0, 3] > 0.8), bool((found.lost[0, :3] < 0.1).all())

@@ -181,7 +181,8 @@ def repeat_scores(
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = repeat_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), length=40)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = repeat_scores(model, length=40)
     >>> found.largest("previous", 1)[0][0], bool(found.induction[1].min() > 0.5)
     ((0, 3), True)
     """

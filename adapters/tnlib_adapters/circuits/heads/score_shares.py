@@ -57,7 +57,8 @@ class ScoreShares(Table):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = score_shares(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()), 1, 2)
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = score_shares(model, 1, 2)
     >>> found.shares.sum(axis=0).round(1)  # by token, position and interaction of the key
     array([0.3, 0.7, 0. ])
     """

@@ -283,7 +283,8 @@ def minmax_values(form: LowRank) -> Array:
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> minmax_values(tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3])).round(6)
+    >>> form = tnlib.LowRank(np.diag([3.0, 1.0, -2.0, 0.0])[:, :3], np.eye(4)[:3])
+    >>> minmax_values(form).round(6)
     array([ 3.,  1.,  0., -2.])
     """
     check_square_form("minmax_values", form)
@@ -404,7 +405,8 @@ def text_directions(form: LowRank, inputs: ArrayLike) -> TextDirections:
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = text_directions(model.attention(0).qk(3), run(model, np.arange(40)).inputs[0][0])
+    >>> inputs = run(model, np.arange(40)).inputs[0][0]
+    >>> found = text_directions(model.attention(0).qk(3), inputs)
     >>> found.queries.shape, bool(found.shares[:4].sum() > 0.8)
     ((40, 16), True)
     """

@@ -188,7 +188,8 @@ class OpenLayer:
         >>> import tnlib_adapters
         >>> from tnlib_adapters.circuits import split_stream
         >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-        >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 8, 5, 6], layer=1))
+        >>> stream = split_stream(model, [5, 6, 7, 8, 5, 6], layer=1)
+        >>> layer = OpenLayer(model.attention(1), stream)
         >>> found = layer.pattern_terms()
         >>> total = found.baseline + found.terms.sum(axis=0)
         >>> found.terms.shape, bool(np.allclose(total, layer.pattern(), atol=1e-9))
@@ -256,7 +257,8 @@ def pair_effects(
     >>> import tnlib_adapters
     >>> from tnlib_adapters.circuits import split_stream
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 8, 5, 6], layer=1))
+    >>> stream = split_stream(model, [5, 6, 7, 8, 5, 6], layer=1)
+    >>> layer = OpenLayer(model.attention(1), stream)
     >>> names, found = pair_effects(layer, "K", model.read("unembed.weight")[7])
     >>> names[found.sum(axis=1).argmax()]
     '0.3'
@@ -303,10 +305,12 @@ class TenTerms:
 
     Examples
     --------
+    The logit of token 7, which followed the first 6, after the second 6:
+
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
-    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]  # of 7, which followed the first 6
+    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]
     >>> found.names[logits.argmax()], f"{logits.max():.1f}"
     ('K', '2.7')
     """

@@ -253,7 +253,8 @@ class PathContributions:
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward = run(model, [5, 6, 7, 8, 5, 6])
     >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
-    >>> found = path_contributions(stack, forward.residuals[0][0], model.read("unembed.weight")[7])
+    >>> direction = model.read("unembed.weight")[7]
+    >>> found = path_contributions(stack, forward.residuals[0][0], direction)
     >>> # no head, one, two; largest single head
     >>> found.by_order[:3].round(1), found.heads[found.last[1].argmax()]
     (array([-0.3,  3.4, -1.4]), (1, 0))
@@ -304,7 +305,8 @@ def path_contributions(
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward = run(model, [5, 6, 7, 8, 5, 6])
     >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
-    >>> found = path_contributions(stack, forward.residuals[0][0], model.read("unembed.weight")[7])
+    >>> direction = model.read("unembed.weight")[7]
+    >>> found = path_contributions(stack, forward.residuals[0][0], direction)
     >>> logit = found.total + model.read("unembed.bias")[7]
     >>> f"{logit:.3f} = {forward.logits[0, -1, 7]:.3f}"
     '1.678 = 1.678'

@@ -60,7 +60,8 @@ class LogitContributions(Table):
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> found = logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7)
-    >>> found.names[found.direct.argmax()], f"{found.direct.max():.2f}, total {found.total:.2f}"
+    >>> head = found.direct.argmax()
+    >>> found.names[head], f"{found.direct[head]:.2f}, total {found.total:.2f}"
     ('1.0', '2.05, total 1.68')
     >>> int(found.by_position.argmax())                                   # token 7 itself
     2

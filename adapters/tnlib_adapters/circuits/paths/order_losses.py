@@ -44,10 +44,12 @@ class OrderLosses(Table):
 
     Examples
     --------
+    Paths through at most two of the four attention layers have the loss of all paths within 0.1 nats:
+
     >>> import tnlib_adapters
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = order_losses(tnlib_adapters.freeze(llama, [5, 6, 7, 8]))
-    >>> found.order_within(0.1), f"{found.loss:.2f}"  # paths through at most two of four attention layers
+    >>> found.order_within(0.1), f"{found.loss:.2f}"
     (2, '5.45')
     """
 

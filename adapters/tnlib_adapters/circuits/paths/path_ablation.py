@@ -50,7 +50,8 @@ class PathLosses:
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> forward, out = run(model, [5, 6, 7, 8, 5, 6]), model.read("unembed.weight")[7]
     >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
-    >>> found = path_losses(stack, forward.residuals[0][0], lambda stream: -float(stream[-1] @ out))
+    >>> embedding = forward.residuals[0][0]
+    >>> found = path_losses(stack, embedding, lambda stream: -float(stream[-1] @ out))
     >>> found.without_order[:3].round(1), found.heads[found.without_head.argmax()]
     (array([-0.3,  3.4, -1.4]), (1, 0))
     """
@@ -92,13 +93,14 @@ def path_losses(
     >>> from tnlib_adapters.reference.model import run
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> tokens = np.tile(np.random.default_rng(0).permutation(128)[:30], 2)
-    >>> forward, out, bias = run(model, tokens), model.read("unembed.weight"), model.read("unembed.bias")
+    >>> forward = run(model, tokens)
+    >>> out, bias = model.read("unembed.weight"), model.read("unembed.bias")
     >>> stack = tnlib_adapters.freeze(model, [patterns[0] for patterns in forward.patterns])
     >>> def of_the_repeat(stream):
     ...     log_p = log_softmax(stream[30:-1] @ out.T + bias)
     ...     return -float(log_p[np.arange(29), tokens[31:]].mean())
     >>> found = path_losses(stack, forward.residuals[0][0], of_the_repeat)
-    >>> found.up_to_order.round(2)  # no attention, one head, two heads in a row; chance is ln 128 = 4.85
+    >>> found.up_to_order.round(2)  # no head, one, two in a row; chance is ln 128 = 4.85
     array([4.94, 0.12, 0.11, 0.11])
     """
     layers, x = path_arguments("path_losses", stack, x)

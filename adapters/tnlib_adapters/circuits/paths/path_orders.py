@@ -49,7 +49,8 @@ class PathOrders(Table):
     >>> import tnlib_adapters
     >>> from tnlib_adapters.circuits import logit_contributions
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> found = path_orders(logit_contributions(tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6]), 7))
+    >>> frozen = tnlib_adapters.freeze(model, [5, 6, 7, 8, 5, 6])
+    >>> found = path_orders(logit_contributions(frozen, 7))
     >>> found.values.round(1), f"{found.total:.2f}"
     (array([-0.3,  3.4, -1.4]), '1.68')
     """

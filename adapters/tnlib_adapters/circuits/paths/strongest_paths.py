@@ -125,7 +125,8 @@ def strongest_paths(contributions: LogitContributions, k: int = 100) -> Stronges
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.circuits import logit_contributions
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
-    >>> found = strongest_paths(logit_contributions(tnlib_adapters.freeze(llama, [5, 6, 7, 8]), 9), 100)
+    >>> frozen = tnlib_adapters.freeze(llama, [5, 6, 7, 8])
+    >>> found = strongest_paths(logit_contributions(frozen, 9), 100)
     >>> found.n_paths, bool(found.bound == np.abs(found.values).min())
     (6561, True)
     """

@@ -47,7 +47,8 @@ class Bigrams(Table):
     With tied embeddings, the direct path repeats the token:
 
     >>> import tnlib_adapters
-    >>> found = bigrams(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")), [309])
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> found = bigrams(llama, [309])
     >>> (
     ...     found.vocabulary.name(309),
     ...     found.vocabulary.name(found.successors[0, 0]),

@@ -160,7 +160,8 @@ class CopyingScores(HeadTable):
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = copying_scores(model)
     >>> found.embeddings.round(1)  # heads of layer 1 copy, head 0.3 lowers its token
     array([[-0.4, -0.4, -0.6, -1. ],
            [ 1. ,  1. ,  1. ,  1. ]])
@@ -214,7 +215,8 @@ def copying_scores(model: Checkpoint, *, inputs: Inputs | Vocabulary | None = No
     Examples
     --------
     >>> import tnlib_adapters
-    >>> found = copying_scores(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()))
+    >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> found = copying_scores(model)
     >>> found.embeddings.round(2)[1], found.first_layer.round(2)[1]
     (array([1., 1., 1., 1.]), array([1., 1., 1., 1.]))
     """

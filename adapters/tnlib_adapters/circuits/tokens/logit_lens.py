@@ -47,7 +47,7 @@ class LogitLens(Table):
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = logit_lens(model, [5, 6, 7, 8])
-    >>> found.divergences[:-1, -1].round().tolist()  # of the last token, in nats, after every layer
+    >>> found.divergences[:-1, -1].round().tolist()  # of the last token, in nats, by layer
     [18.0, 16.0, 4.0, 5.0, 5.0, 3.0, 2.0, 0.0]
     """
 
@@ -105,7 +105,8 @@ def logit_lens(model: Checkpoint | Weights, tokens: ArrayLike, *, k: int = 3) ->
     >>> import tnlib_adapters
     >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
     >>> found = logit_lens(llama, [5, 6, 7, 8])
-    >>> found.tokens.shape, found.streams[:3], bool((found.divergences[0] > found.divergences[-1]).all())
+    >>> first, last = found.divergences[0], found.divergences[-1]
+    >>> found.tokens.shape, found.streams[:3], bool((first > last).all())
     ((9, 4, 3), ('embedding', '0', 'mlp 0'), True)
     """
     count = as_count("logit_lens", "k", k)

@@ -71,8 +71,9 @@ class Vocabulary:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> words = read_vocabulary(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama")))
-    >>> changes = words.write(words.unembed[[309]])           # of the logits, by the direction of a token
+    >>> llama = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path("llama"))
+    >>> words = read_vocabulary(llama)
+    >>> changes = words.write(words.unembed[[309]])  # of the logits, by a token's direction
     >>> changes.shape, words.name(changes[0].argmax())
     ((1, 1024), "' in'")
     """
