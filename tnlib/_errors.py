@@ -19,14 +19,14 @@ class TnlibError(Exception):
 
     Examples
     --------
-    >>> import numpy as np, tnlib
-    >>> for row_shape in ((2, 3), (6, 6)):
+    >>> import tnlib
+    >>> for shape in ((4, 4), (4, 5)):
     ...     try:
-    ...         print(tnlib.ttm_svd(np.eye(6), row_shape, (2, 3)).value.ranks)
+    ...         print(tnlib.inner(tnlib.ones((4, 4)), tnlib.ones(shape)))
     ...     except tnlib.TnlibError as error:
     ...         print(error)
-    (1, 1, 1)
-    ttm_svd: row_shape must multiply to 6, got (6, 6) with product 36; change the sizes or pad the array.
+    16.0
+    inner: leg 1 must have one size, got 4 and 5; legs are not broadcast.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -44,10 +44,10 @@ class ArgumentError(TnlibError, ValueError):
     --------
     >>> import numpy as np, tnlib
     >>> try:
-    ...     tnlib.svd(np.eye(3), rtol=2)
+    ...     tnlib.svd(np.eye(3), max_rank=0)
     ... except tnlib.ArgumentError as error:  # or ValueError
     ...     print(error)
-    svd: rtol must lie between 0 and 1, got 2.0; it is the relative error of the whole tensor.
+    svd: max_rank must be at least 1, got 0; raise it.
     """
 
 
@@ -78,7 +78,7 @@ class FileFormatError(TnlibError, ValueError):
     ...     tnlib.load(path)
     ... except tnlib.FileFormatError as error:
     ...     print(error)
-    load: ...layer-3.safetensors is not a whole safetensors file (...); it may be cut short, save it again.
+    load: ...layer-3.safetensors is not a whole safetensors file ..., save it again.
     """
 
 

@@ -215,10 +215,10 @@ class Diagram:
         --------
         >>> import numpy as np
         >>> nodes = Node("matrix", "A", (0, 0)), Node("tensor", "v", (1, 0))
-        >>> layer = Diagram(
-        ...     nodes, (Leg(0, None, "i", 2, (-1, 0)), Leg(0, 1, "j", 2)), "", (Bubble((0, 1), "relu"),)
-        ... )
-        >>> layer.evaluate({"A": [[1, 2], [3, -4]], "v": [1, 1], "relu": lambda x: np.maximum(x, 0)})
+        >>> legs = Leg(0, None, "i", 2, (-1, 0)), Leg(0, 1, "j", 2)
+        >>> layer = Diagram(nodes, legs, "", (Bubble((0, 1), "relu"),))
+        >>> values = {"A": [[1, 2], [3, -4]], "v": [1, 1], "relu": lambda x: np.maximum(x, 0)}
+        >>> layer.evaluate(values)
         array([3., 0.])
         """
         return evaluate(self.nodes, self.legs, self.bubbles, values)
@@ -265,7 +265,8 @@ def join(diagrams: tuple[Diagram, ...], title: str = "") -> Diagram:
 
     Examples
     --------
-    >>> a, b = (Diagram((Node("matrix", label, (x, 0.0)),), ()) for x, label in enumerate("AB"))
+    >>> a = Diagram((Node("matrix", "A", (0, 0.0)),), ())
+    >>> b = Diagram((Node("matrix", "B", (1, 0.0)),), ())
     >>> [(node.label, node.position) for node in join((a, b)).nodes]
     [('A', (0, 0.0)), ('B', (1, 0.0))]
     """

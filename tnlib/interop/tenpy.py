@@ -66,8 +66,9 @@ def from_tenpy(obj: Any) -> TensorTrain | Vidal | TTMatrix:
     --------
     >>> from tenpy.networks.mps import MPS
     >>> from tenpy.networks.site import SpinHalfSite
-    >>> neel = MPS.from_product_state([SpinHalfSite("Sz")] * 2, ["up", "down"], unit_cell_width=2)
-    >>> from_tenpy(neel).full()  # up is entry 0, though TeNPy sorts by charge and stores down first
+    >>> sites = [SpinHalfSite("Sz")] * 2
+    >>> neel = MPS.from_product_state(sites, ["up", "down"], unit_cell_width=2)
+    >>> from_tenpy(neel).full()  # up is entry 0; TeNPy, sorted by charge, has down first
     array([[0., 1.],
            [0., 0.]])
     """
@@ -109,8 +110,8 @@ def operator(site: Any, name: str) -> Array:
     >>> import tnlib
     >>> from tenpy.networks.mps import MPS
     >>> from tenpy.networks.site import SpinHalfSite
-    >>> site = SpinHalfSite("Sz")
-    >>> neel = from_tenpy(MPS.from_product_state([site] * 4, ["up", "down"] * 2, unit_cell_width=4))
+    >>> site, states = SpinHalfSite("Sz"), ["up", "down"] * 2
+    >>> neel = from_tenpy(MPS.from_product_state([site] * 4, states, unit_cell_width=4))
     >>> tnlib.expectation(neel, operator(site, "Sz"))
     array([ 0.5, -0.5,  0.5, -0.5])
     """
@@ -164,8 +165,9 @@ def to_tenpy(value: TensorTrain | Vidal | TTMatrix, sites: Any = None, *, rtol: 
     --------
     >>> import numpy as np, tnlib
     >>> from tenpy.networks.site import SpinHalfSite
-    >>> singlet = to_tenpy(tnlib.tt_svd(np.array([[0, 3.0], [-3.0, 0]])).value, SpinHalfSite("Sz"))
-    >>> singlet.get_SR(0).round(4), f"{singlet.norm:.4f}"
+    >>> singlet = tnlib.tt_svd(np.array([[0, 3.0], [-3.0, 0]])).value
+    >>> state = to_tenpy(singlet, SpinHalfSite("Sz"))
+    >>> state.get_SR(0).round(4), f"{state.norm:.4f}"
     (array([0.7071, 0.7071]), '4.2426')
     """
     return build("to_tenpy", value, sites, as_rtol("to_tenpy", rtol))

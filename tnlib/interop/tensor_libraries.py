@@ -128,7 +128,8 @@ def from_tensorkrowch(obj: Any) -> TensorTrain | TTMatrix:
     Examples
     --------
     >>> import tensorkrowch as tk
-    >>> value = from_tensorkrowch(tk.models.MPS(n_features=3, phys_dim=2, bond_dim=2, init_method="ones"))
+    >>> mps = tk.models.MPS(n_features=3, phys_dim=2, bond_dim=2, init_method="ones")
+    >>> value = from_tensorkrowch(mps)
     >>> value.ranks, f"{value.full()[0, 1, 0]:.1f}"
     ((1, 2, 2, 1), '4.0')
     """
@@ -157,7 +158,7 @@ def to_tensorkrowch(value: TensorTrain | TTMatrix) -> Any:
     --------
     >>> import numpy as np, tnlib, torch
     >>> mps = to_tensorkrowch(tnlib.tt_svd(np.ones((2, 3))).value)
-    >>> ones = [torch.ones(1, 2, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)]
+    >>> ones = [torch.ones(1, n, dtype=torch.float64) for n in (2, 3)]
     >>> f"{mps(ones).detach().item():.1f}"
     '6.0'
     """
@@ -334,7 +335,8 @@ def from_pyttb(obj: Any) -> CP | Tucker | Array:
     Examples
     --------
     >>> import numpy as np, pyttb
-    >>> value = from_pyttb(pyttb.ktensor([np.ones((2, 1)), np.ones((3, 1))], np.array([5.0])))
+    >>> factors = [np.ones((2, 1)), np.ones((3, 1))]
+    >>> value = from_pyttb(pyttb.ktensor(factors, np.array([5.0])))
     >>> value.shape, f"{value.full()[1, 2]:.1f}"
     ((2, 3), '5.0')
     """

@@ -60,9 +60,9 @@ def canonical_form(t: F, *, groups: Groups | Sequence[Groups] | None = None) -> 
 
     Examples
     --------
-    >>> import numpy as np, tnlib
-    >>> a = tnlib.Tucker(np.array([[6.0]]), [np.array([[0.0], [1.0]]), np.array([[1.0], [0.0]])])
-    >>> b = tnlib.Tucker(np.array([[-1.0]]), [np.array([[0.0], [2.0]]), np.array([[-3.0], [0.0]])])
+    >>> import tnlib
+    >>> a = tnlib.Tucker([[6.0]], [[[0.0], [1.0]], [[1.0], [0.0]]])
+    >>> b = tnlib.Tucker([[-1.0]], [[[0.0], [2.0]], [[-3.0], [0.0]]])
     >>> [float(tnlib.canonical_form(t).core[0, 0]) for t in (a, b)]
     [6.0, 6.0]
     """

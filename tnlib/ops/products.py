@@ -41,7 +41,7 @@ def inner(a: LinearFormat, b: LinearFormat, operator: TTMatrix | None = None) ->
     --------
     >>> import numpy as np, tnlib
     >>> plus = tnlib.TensorTrain([np.full((1, 2, 1), 2**-0.5)] * 200)
-    >>> flip = tnlib.TTMatrix([np.array([[0.0, 1.0], [1.0, 0.0]]).reshape(1, 2, 2, 1)] * 200)
+    >>> flip = tnlib.TTMatrix([np.array([[0, 1.0], [1.0, 0]]).reshape(1, 2, 2, 1)] * 200)
     >>> f"{tnlib.inner(plus, plus, flip):.6f}"
     '1.000000'
     """

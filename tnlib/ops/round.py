@@ -52,7 +52,8 @@ def round(
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> twice = tnlib.TensorTrain([np.ones((1, 4, 2)), np.ones((2, 5, 2)), np.ones((2, 6, 1))])
+    >>> cores = [np.ones((1, 4, 2)), np.ones((2, 5, 2)), np.ones((2, 6, 1))]
+    >>> twice = tnlib.TensorTrain(cores)
     >>> fit = tnlib.round(twice)
     >>> fit.value.ranks, f"{fit.value.full()[0, 0, 0]:.3f}"
     ((1, 1, 1, 1), '4.000')

@@ -39,7 +39,7 @@ class CP(LinearFormat):
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> t = tnlib.CP(np.array([2.0]), [np.ones((10, 1)), np.ones((20, 1)), np.ones((30, 1))])
+    >>> t = tnlib.CP([2.0], [np.ones((10, 1)), np.ones((20, 1)), np.ones((30, 1))])
     >>> t.shape, t.n_parameters, float(t.full()[0, 0, 0])
     ((10, 20, 30), 61, 2.0)
     """

@@ -84,7 +84,8 @@ def match(a: CP, b: CP, *, weight_penalty: bool = True) -> Match:
     --------
     >>> import numpy as np, tnlib
     >>> a = tnlib.CP([3.0, 2.0], [np.eye(4)[:, :2]] * 3)
-    >>> b = tnlib.CP([2.0, 4.0], [np.eye(4)[:, 1::-1], -np.eye(4)[:, 1::-1], -np.eye(4)[:, 1::-1]])
+    >>> swapped = np.eye(4)[:, 1::-1]
+    >>> b = tnlib.CP([2.0, 4.0], [swapped, -swapped, -swapped])
     >>> pairing = tnlib.match(a, b)
     >>> pairing.permutation, pairing.score
     (array([1, 0]), 0.875)

@@ -93,7 +93,8 @@ def normalize_components(weights: Array, factors: Sequence[Array], *, signs: boo
 
     A component of weight zero keeps unit columns; components of equal weight are ordered by their entries.
 
-    >>> weights, factors = normalize_components(np.array([-1.0]), [np.array([[2.0]]), np.array([[3.0]])])
+    >>> factors = [np.array([[2.0]]), np.array([[3.0]])]
+    >>> weights, factors = normalize_components(np.array([-1.0]), factors)
     >>> weights, factors[0], factors[1]
     (array([6.]), array([[1.]]), array([[-1.]]))
     """

@@ -42,7 +42,8 @@ class KroneckerTerms(LinearFormat, Operator):
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> k = tnlib.KroneckerTerms(np.eye(3)[None], [tnlib.LowRank(np.ones((4, 1)), np.ones((1, 4)))])
+    >>> ones = tnlib.LowRank(np.ones((4, 1)), np.ones((1, 4)))
+    >>> k = tnlib.KroneckerTerms(np.eye(3)[None], [ones])
     >>> k.shape, k.n_parameters, float(k.apply(np.ones((3, 4)))[0, 0])
     ((12, 12), 17, 4.0)
     """

@@ -59,7 +59,8 @@ def expectation(
     >>> import numpy as np, tnlib
     >>> z = np.diag([1.0, -1.0])
     >>> bell = tnlib.tt_svd(np.eye(2)).value
-    >>> one, both = tnlib.expectation(bell, z, 0), tnlib.expectation(bell, np.kron(z, z), (0, 1))
+    >>> one = tnlib.expectation(bell, z, 0)
+    >>> both = tnlib.expectation(bell, np.kron(z, z), (0, 1))
     >>> f"{abs(one):.3f}", f"{both:.3f}"
     ('0.000', '1.000')
     >>> tnlib.expectation(tnlib.product_state(np.eye(2)[[0, 1, 1]]), z)
@@ -128,7 +129,7 @@ def correlation(
     --------
     >>> import numpy as np, tnlib
     >>> z = np.diag([1.0, -1.0])
-    >>> ghz = tnlib.zeros((2,) * 4) + tnlib.product_state([[1, 0]] * 4) + tnlib.product_state([[0, 1]] * 4)
+    >>> ghz = tnlib.product_state([[1, 0]] * 4) + tnlib.product_state([[0, 1]] * 4)
     >>> tnlib.correlation(ghz, z).round(12).tolist()[1]
     [1.0, 1.0, 1.0, 1.0]
 

@@ -252,9 +252,11 @@ def correlation_length(core: npt.ArrayLike) -> float:
 
     Examples
     --------
+    A classical chain that flips once in ten sites:
+
     >>> import numpy as np, tnlib
-    >>> mix = np.sqrt(np.array([[0.9, 0.1], [0.1, 0.9]]))  # a classical chain that flips once in ten sites
-    >>> f"{tnlib.correlation_length(mix[:, :, None] * np.eye(2)):.4f}, {-1 / np.log(0.8):.4f}"
+    >>> core = np.sqrt([[0.9, 0.1], [0.1, 0.9]])[:, :, None] * np.eye(2)
+    >>> f"{tnlib.correlation_length(core):.4f}, {-1 / np.log(0.8):.4f}"
     '4.4814, 4.4814'
     """
     a = as_array("correlation_length", "core", core, ndim=3)

@@ -45,9 +45,9 @@ def to_network(value: Format, *, names: Sequence[str] | None = None) -> qtn.Tens
         One tensor per array, copied. Diagonal factors (s of an SVD, weights of a CP, lambdas of a Vidal) are vectors on
         the index of their bond, which then joins three or more tensors; `spell_out` replaces such a hyperindex by a
         copy tensor. Tags of a tensor are the name of the format, its part (CORE, FACTOR, WEIGHTS, U, S, VH, LEFT,
-        RIGHT, GAMMA, LAMBDA) and, at leg k, I{k}; the centre of a train has CENTER. Bonds of a train are bond1, bond2,
-        ... `log_scale` becomes `exponent`. The right factors of KroneckerTerms are stacked into one tensor, or into two
-        if all of them are LowRank, padded with zeros to the largest rank.
+        RIGHT, GAMMA, LAMBDA) and, at leg k, I{k}; the centre of a train has CENTER. Bonds of a train are bond1,
+        bond2, ... `log_scale` becomes `exponent`. The right factors of KroneckerTerms are stacked into one tensor, or
+        into two if all of them are LowRank, padded with zeros to the largest rank.
 
     Examples
     --------

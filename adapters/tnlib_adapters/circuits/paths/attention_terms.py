@@ -188,12 +188,11 @@ class OpenLayer:
         >>> import tnlib_adapters
         >>> from tnlib_adapters.circuits import split_stream
         >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-        >>> stream = split_stream(model, [5, 6, 7, 8, 5, 6], layer=1)
-        >>> layer = OpenLayer(model.attention(1), stream)
+        >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 5, 6], layer=1))
         >>> found = layer.pattern_terms()
         >>> total = found.baseline + found.terms.sum(axis=0)
         >>> found.terms.shape, bool(np.allclose(total, layer.pattern(), atol=1e-9))
-        ((36, 4, 6, 6), True)
+        ((36, 4, 5, 5), True)
         """
         if not self.softmax:
             raise ArgumentError(
@@ -257,8 +256,7 @@ def pair_effects(
     >>> import tnlib_adapters
     >>> from tnlib_adapters.circuits import split_stream
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
-    >>> stream = split_stream(model, [5, 6, 7, 8, 5, 6], layer=1)
-    >>> layer = OpenLayer(model.attention(1), stream)
+    >>> layer = OpenLayer(model.attention(1), split_stream(model, [5, 6, 7, 5, 6], layer=1))
     >>> names, found = pair_effects(layer, "K", model.read("unembed.weight")[7])
     >>> names[found.sum(axis=1).argmax()]
     '0.3'
@@ -305,12 +303,10 @@ class TenTerms:
 
     Examples
     --------
-    The logit of token 7, which followed the first 6, after the second 6:
-
     >>> import tnlib_adapters
     >>> model = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
     >>> found = ten_terms(model, [5, 6, 7, 8, 5, 6])
-    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]
+    >>> logits = found.arrays[:, -1] @ model.read("unembed.weight")[7]  # 7 followed 6
     >>> found.names[logits.argmax()], f"{logits.max():.1f}"
     ('K', '2.7')
     """
