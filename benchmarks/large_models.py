@@ -163,8 +163,8 @@ def compressed(source: str, out: str, arguments: str) -> None:
     """Compress, and print seconds and peak memory; the process does nothing else."""
     import tnlib_adapters
     from tnlib_adapters.compression import compress as module
-    from tnlib_adapters.compression.report import peak_memory
     from tnlib_adapters.compression.source_model import Limits
+    from tnlib_adapters.files.process_memory import peak_memory
 
     options = json.loads(arguments)
     if (n_bytes := options.pop("cache_bytes", None)) is not None:

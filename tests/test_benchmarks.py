@@ -230,3 +230,13 @@ def test_everyday_operations_agree(name: str) -> None:
     for result in results.values():
         np.testing.assert_allclose(result, results[OURS], rtol=1e-8, atol=1e-12)
     assert all(seconds > 0 for seconds in medians({OURS: calls[OURS]}, turns=1).values())
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda script: script.stem)
+def test_names_that_functions_import_exist(script: Path) -> None:
+    for found in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(found, ast.ImportFrom) and (found.module or "").split(".")[0] in ("tnlib", "tnlib_adapters"):
+            module = importlib.import_module(str(found.module))
+            names = {name.name for name in found.names if not hasattr(module, name.name)}
+            missing = {name for name in names if importlib.util.find_spec(f"{found.module}.{name}") is None}
+            assert not missing, f"line {found.lineno}"
