@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from benchmarks.peers import REGISTRY
 from benchmarks.results import COMPARISONS, Results
 from benchmarks.speed import condense
 
+BENCHMARKS = Path(large_models.__file__).parent
 CASES = cases("small")
 ENTRIES = [pytest.param(CASES[name], entry, id=f"{name}-{entry.name}") for name in REGISTRY for entry in REGISTRY[name]]
 
@@ -232,7 +235,7 @@ def test_everyday_operations_agree(name: str) -> None:
     assert all(seconds > 0 for seconds in medians({OURS: calls[OURS]}, turns=1).values())
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda script: script.stem)
 def test_names_that_functions_import_exist(script: Path) -> None:
     for found in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(found, ast.ImportFrom) and (found.module or "").split(".")[0] in ("tnlib", "tnlib_adapters"):
