@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import components_on_device, second_moments
@@ -200,6 +199,7 @@ def _time_passes(
     weights: Sequence[ModelWeight],
 ) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
+    from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
     n_blocks = checkpoint.n_layers

@@ -11,9 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, ReadWeight, Statistics, WeightGroup
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
@@ -32,6 +30,7 @@ from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
     from tnlib_adapters.instrument.layer_fit import FactorFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
@@ -169,6 +168,8 @@ def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
+    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+
     factorise = calibrated_factorisation(request.run.device)
     return factorise_and_fit(source, text, request, workspace, factorise, fit_factors, _NOT_FITTED)
 

@@ -3,59 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
-from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.group_moments import ComponentMoments, RoundingMoments
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
-from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses
+from tnlib_adapters.compression.calibration.statistics import (
+    Decompositions,
+    GroupFactorisation,
+    ReadWeight,
+    Statistics,
+    WeightGroup,
+)
+from tnlib_adapters.compression.calibration.statistics_passes import MomentsOf, StatisticsPasses
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
-from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
 from tnlib_adapters.factors.projections import Projections, Sizes, put_together, take_apart
-
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.statistics_passes import MomentsOf
-    from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.stored_weights import Change, Group
-
-
-class ReadWeight(NamedTuple):
-    """A weight of a model as it is read, with biases folded."""
-
-    weight: ModelWeight
-    values: Array  # (in, out)
-    bias: Array | None  # of a projection; None where there is none, or where it stays in its own tensor
-
-
-class WeightGroup(NamedTuple):
-    """Weights of one block, or one outside the blocks, and calibration statistics of these at least."""
-
-    weights: list[ReadWeight]
-    statistics: Statistics
-
-    def by_module(self, options: Iterable[WeightOptions]) -> dict[str, Factorised]:
-        """Return the options of all weights in their modules."""
-        modules = dict[str, dict[str, WeightOptions]]()
-        for (weight, *_), of_weight in zip(self.weights, options, strict=True):
-            modules.setdefault(weight.module, {})[weight.of] = of_weight
-        fixed = {
-            own.weight.module: own.weight.bias.size for own in self.weights if own.weight.bias and not own.weight.of
-        }
-        return {module: ModuleWeights(weights, fixed.get(module, 0)) for module, weights in modules.items()}
+from tnlib_adapters.instrument.block_passes import Streams
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.stored_weights import Change, Group
+from tnlib_adapters.instrument.weight_inputs import find_uses
 
 
 def read_group(checkpoint: Checkpoint, weights: Sequence[ModelWeight], statistics: Statistics) -> Iterator[WeightGroup]:
@@ -90,8 +67,6 @@ def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projec
 
 def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
     """Return the change of the weights of a model by `fold_biases`, which no output notices."""
-    import torch
-
     layers = model.wiring.layers
 
     def change(group: int, values: Group) -> Group:
@@ -103,16 +78,6 @@ def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
         return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
 
     return change
-
-
-Decompositions = Callable[[WeightGroup], Iterable[Callable[[], Components]]]
-
-
-class GroupFactorisation(NamedTuple):
-    """How the weights of a group are factorised: by statistics for rounding, or by components with measured losses."""
-
-    parts_of: Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
-    decompositions: Decompositions | None = None  # block -> the decomposition of each of its weights by its moments
 
 
 def collect_calibration(
@@ -131,8 +96,6 @@ def collect_calibration(
     `workspace` allows, otherwise in a temporary folder. The workspace also has the memory and files of the factorised
     weights and of inputs and gradients, and the executor.
     """
-    from tnlib_adapters.instrument.weight_inputs import find_uses
-
     folder, workspace = folder or CalibrationFolder(), workspace or Workspace()
     weights = compressed_weights(checkpoint, request.what, with_text=True)
     check_tokens(model.function, batches, widest_component(weights))
@@ -189,8 +152,6 @@ def streams_of_fit(
     model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request, workspace: Workspace
 ) -> Streams:
     """Return the streams of the batches of the fit, of which those of the statistics are the first."""
-    from tnlib_adapters.instrument.block_passes import Streams
-
     fitted = sample_batches(batches, request.tokens)
     admits = workspace.admits if folder.is_temporary else None
     return Streams(folder.path, fitted, model.sizes.d_model, model.dtype, admits=admits, held=folder.held)

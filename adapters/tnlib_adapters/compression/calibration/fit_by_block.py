@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.collect_calibration import (
-    GroupFactorisation,
-    collect_calibration,
-    streams_of_fit,
-)
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.factorisation import COSINE, DIVERGENCE, Chosen, Factorisation
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
@@ -29,14 +26,13 @@ from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import count_parameters
-
-if TYPE_CHECKING:
-    from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import RunningModel
-
+from tnlib_adapters.instrument.block_passes import Streams
+from tnlib_adapters.instrument.layer_fit import fit_layers
+from tnlib_adapters.instrument.output_fit import fit_to_output
+from tnlib_adapters.instrument.running_model import RunningModel
 
 # model and chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
-FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
+FitChosen = Callable[[RunningModel, "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
@@ -144,8 +140,6 @@ def fit_scales(
     model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, request: Request
 ) -> tuple[Chosen, Mapping[str, Array]]:
     """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
-    from tnlib_adapters.instrument.output_fit import fit_to_output
-
     without_values = {
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
@@ -171,8 +165,6 @@ def fit_blocks(
     `workspace` has the rounded tables. With `files`, blocks that are saved there are not fitted again, and others are
     saved.
     """
-    from tnlib_adapters.instrument.layer_fit import fit_layers
-
     tables = StoredArrays(workspace)
     for name, weight, option in chosen.outside():
         matrix: FactoredMatrix = weight.at(option)

@@ -20,23 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.moment_sums import MomentSums, StoredTensors, add_to
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import Components, damped
 from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.weight_inputs import WeightUses
 
-if TYPE_CHECKING:
-    import torch
-
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import WeightUses
-
-    Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 _DAMPED = 0.01  # of the mean moment, added before an inverse is applied
 
@@ -165,8 +162,6 @@ class ComponentMoments(GroupMoments):
 
     def _losses(self, key: str, components: Components) -> Array:
         """Return the losses of the output without each component of a weight, from the sample."""
-        import torch
-
         factors = (a.astype(np.float32, copy=False) for a in (components.left, components.right))
         left, right = (torch.from_numpy(a).to(self._model.device) for a in factors)
         total = torch.zeros(len(components.losses), dtype=torch.float64)
@@ -184,8 +179,6 @@ def _squares(x: torch.Tensor) -> torch.Tensor:
 
 def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Tensor]:
     """Return x L^-T for batches of x (b, t, m), with moments L L^T."""
-    import torch
-
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
     upper = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32))  # well conditioned, as they are damped
 

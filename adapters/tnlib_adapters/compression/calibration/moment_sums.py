@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import second_moments
 from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
 from tnlib_adapters.files.process_memory import BATCH_TOKENS
-
-if TYPE_CHECKING:
-    import torch
 
 
 class StoredTensors:
@@ -30,8 +28,6 @@ class StoredTensors:
 
     def of(self, key: str) -> Iterator[torch.Tensor]:
         """Yield the tensors of this key in their order."""
-        import torch
-
         return (torch.from_numpy(array).to(self._device) for array in self._stored[key].values())
 
     def remove(self, key: str) -> None:
@@ -72,8 +68,6 @@ class MomentSums:
         return sums
 
     def _put_together(self, key: str) -> None:
-        import torch
-
         if waiting := self._waiting[key]:
             rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
             if self._stored is None:

@@ -12,9 +12,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, ReadWeight, Statistics, WeightGroup
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
@@ -36,6 +34,7 @@ from tnlib_adapters.factors.model_weights import (
 )
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
     from tnlib_adapters.instrument.running_model import RunningModel
 
@@ -47,6 +46,8 @@ def factorise_quantized(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Round the weights of a request, see `factorise_and_fit`; costs are bits."""
+    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+
     factorise = GroupFactorisation(partial(_rounded_parts, forms_of(request)))
     return factorise_and_fit(source, text, request, workspace, factorise, fit_rounded)
 

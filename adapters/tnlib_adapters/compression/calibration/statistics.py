@@ -1,13 +1,17 @@
-"""Calibration statistics of a text: moments of inputs and gradients of weights, and what errors of weights cost."""
+"""Calibration statistics of a text: moments of inputs and gradients of weights, and what errors of weights cost.
+
+Workers of an executor factorise groups of weights by them: nothing here imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.methods.components import Components
+from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
 from tnlib_adapters.factors.model_weights import ModelWeight
 
 
@@ -45,3 +49,38 @@ class Statistics:
         """Return the input moments of a weight with so many rows: a bias is the last, of input 1."""
         moments = self.reads[weight.reads]
         return moments if len(moments) == rows else moments[:rows, :rows]  # one object is stored once
+
+
+class ReadWeight(NamedTuple):
+    """A weight of a model as it is read, with biases folded."""
+
+    weight: ModelWeight
+    values: Array  # (in, out)
+    bias: Array | None  # of a projection; None where there is none, or where it stays in its own tensor
+
+
+class WeightGroup(NamedTuple):
+    """Weights of one block, or one outside the blocks, and calibration statistics of these at least."""
+
+    weights: list[ReadWeight]
+    statistics: Statistics
+
+    def by_module(self, options: Iterable[WeightOptions]) -> dict[str, Factorised]:
+        """Return the options of all weights in their modules."""
+        modules = dict[str, dict[str, WeightOptions]]()
+        for (weight, *_), of_weight in zip(self.weights, options, strict=True):
+            modules.setdefault(weight.module, {})[weight.of] = of_weight
+        fixed = {
+            own.weight.module: own.weight.bias.size for own in self.weights if own.weight.bias and not own.weight.of
+        }
+        return {module: ModuleWeights(weights, fixed.get(module, 0)) for module, weights in modules.items()}
+
+
+Decompositions = Callable[[WeightGroup], Iterable[Callable[[], Components]]]
+
+
+class GroupFactorisation(NamedTuple):
+    """How the weights of a group are factorised: by statistics for rounding, or by components with measured losses."""
+
+    parts_of: Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
+    decompositions: Decompositions | None = None  # block -> the decomposition of each of its weights by its moments

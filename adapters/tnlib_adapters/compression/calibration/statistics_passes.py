@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from tnlib_adapters.compression.calibration.group_moments import GroupMoments, RoundingMoments
 from tnlib_adapters.compression.calibration.statistics import Statistics
@@ -11,13 +12,17 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace
 from tnlib_adapters.compression.progress import Progress, Stage
 from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.files.process_memory import release_free_memory
+from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.weight_inputs import (
+    WeightUses,
+    observe_block,
+    observe_input,
+    observe_output,
+    of_group,
+)
 
-if TYPE_CHECKING:
-    from tnlib_adapters.instrument.block_passes import Call, Streams
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import WeightUses
-
-    MomentsOf = Callable[[RunningModel, WeightUses, Sequence[Batch], Workspace], GroupMoments]
+MomentsOf = Callable[[RunningModel, WeightUses, Sequence[Batch], Workspace], GroupMoments]
 
 
 class StatisticsPasses:
@@ -38,8 +43,6 @@ class StatisticsPasses:
         progress: Progress,
         moments_of: MomentsOf = RoundingMoments,
     ) -> None:
-        from tnlib_adapters.instrument.block_passes import OuterLayers
-
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
         self._workspace, self._moments_of = workspace, moments_of
@@ -49,8 +52,6 @@ class StatisticsPasses:
 
         With `keeps_streams` those at the inputs of blocks stay for the fit of layers.
         """
-        from tnlib_adapters.instrument.weight_inputs import of_group
-
         calls = self.run_forward([k for k in range(self._n) if keeps_streams or k not in done])
         outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
         sums = self._moments(outside)
@@ -75,8 +76,6 @@ class StatisticsPasses:
 
         Returns the calls of the blocks, by batch.
         """
-        from tnlib_adapters.instrument.block_passes import forward
-
         return forward(self._outer, self._streams, self._show_forward, inputs=inputs)
 
     def _moments(self, uses: WeightUses) -> GroupMoments:
@@ -96,10 +95,6 @@ class StatisticsPasses:
 
     def _at_output(self, sums: GroupMoments, uses: WeightUses, *, store: bool) -> None:
         """Add inputs and gradients of unembeddings, and `store` the gradients at the output of the last block."""
-        import torch
-
-        from tnlib_adapters.instrument.weight_inputs import observe_output
-
         for b, batch in enumerate(self._batches):
             x = self._streams.read(f"stream-{self._n}", b)
             generator = torch.Generator().manual_seed(2 * b)  # by batch, so that resuming is reproducible
@@ -113,8 +108,6 @@ class StatisticsPasses:
 
     def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Statistics:
         """Return the statistics of a block, and store the gradients at its input."""
-        from tnlib_adapters.instrument.weight_inputs import observe_block, of_group
-
         uses = of_group(self._uses, k)
         sums = self._moments(uses)
         for b, batch in enumerate(self._batches):
@@ -129,8 +122,6 @@ class StatisticsPasses:
 
     def _at_input(self, sums: GroupMoments, uses: WeightUses) -> None:
         """Add inputs and gradients of tables of embeddings."""
-        from tnlib_adapters.instrument.weight_inputs import observe_input
-
         for b, batch in enumerate(self._batches):
             self._show_backward(OUTSIDE, b)
             reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
