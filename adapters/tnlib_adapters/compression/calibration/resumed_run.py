@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
-from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
+from tnlib_adapters.compression.methods.out_of_core import DTYPE_NAMES, StoredArrays
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _VERSION = "10"  # of the statistics
-_FIT, _MATRICES = "choice", "matrices"
+_FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
 # dtype of the activations, and of accumulated sums
@@ -205,14 +206,14 @@ class FittedFiles:
 
     def save(self, k: int, fitted: Fitted) -> None:
         """Save the weights of a block."""
-        named = [(name, [replace(matrix, module=name) for matrix in matrices]) for name, matrices in fitted]
+        matrices = [replace(matrix, module=name) for name, of_module in fitted for matrix in of_module]
+        described = [matrix.describe() for matrix in matrices]
         entries = [
-            entry._replace(name=f"{at}.{entry.name}")
-            for at, (_, matrices) in enumerate(named)
-            for entry in entries_of(matrices)
+            Entry(f"{at}.{part}", description.tensors[part][0] or DTYPE_NAMES[values.dtype], values)
+            for at, (matrix, description) in enumerate(zip(matrices, described, strict=True))
+            for part, values in matrix.parts().items()
         ]
-        described = [asdict(matrix.describe()) for _, matrices in named for matrix in matrices]
-        metadata = {_FIT: self._fit, _MATRICES: json.dumps(described)}
+        metadata = {_FIT: self._fit, _MATRICES: json.dumps([asdict(description) for description in described])}
         write_digested(self._file(k), metadata, entries)
 
     def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -220,10 +221,12 @@ class FittedFiles:
         file = self._file(k)
         _check_written(file)
         tensors, metadata = read_header(file)
-        described = [_description(entry) for entry in json.loads(metadata[_MATRICES])]
-        for at, name in enumerate(dict.fromkeys(description.module for description in described)):
-            parts = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
-            yield name, read_matrices([description for description in described if description.module == name], parts)
+        matrices = (
+            _description(entry).read(lambda part, at=at: tensors[f"{at}.{part}"].read())  # type: ignore[misc]
+            for at, entry in enumerate(json.loads(metadata[_MATRICES]))
+        )
+        for name, of_module in groupby(matrices, lambda matrix: matrix.module):
+            yield name, list(of_module)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"
