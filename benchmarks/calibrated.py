@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from tnlib_adapters import Budget
@@ -223,14 +223,17 @@ def tune_folder(before: Path, after: Path, text: str, out: Path, n_steps: int | 
 def open_factored(folder: Path) -> RunningModel:
     """Load a compressed folder as transformers does, with factors as parameters."""
     import torch
+    from tnlib_adapters.attention.layer_arguments import wire_model
     from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
     from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer
-    from tnlib_adapters.instrument.running_model import running
+    from tnlib_adapters.instrument.running_model import RunningModel, running_layers
     from transformers import AutoModel, AutoModelForCausalLM
 
     loader = AutoModel if open_checkpoint(folder).wiring.unembedding is None else AutoModelForCausalLM
     model = loader.from_pretrained(folder, **OFFLINE, dtype=torch.float32).eval().requires_grad_(False)
-    return running(model, load_tokenizer("tune", folder), 256, "tune")
+    wiring, tokenizer = wire_model(model, "tune"), load_tokenizer("tune", folder)
+    without_weights: Any = None  # those of the model are trained, and not read from its folder
+    return RunningModel(model, tokenizer, wiring, running_layers(model, wiring), without_weights, 256, "tune", 1024)
 
 
 def tune(

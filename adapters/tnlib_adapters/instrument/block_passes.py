@@ -181,11 +181,8 @@ class OuterLayers:
         for k, block in enumerate(blocks):
             block.forward = partial(forward, k)
         try:
-            if self.model.weights is None:
+            with self.model.weights.paused():
                 yield
-            else:
-                with self.model.weights.paused():
-                    yield
         finally:
             for block in blocks:
                 del block.forward
