@@ -68,7 +68,7 @@ def rounded_model(folder: Path, scratch: Path, bits: int = 3) -> tuple[RunningMo
             whole = FactoredMatrix("dense", "", {whole_part(""): weight}, module=name)
             matrices[name] = [rounded(whole, bits, by_row=by_row)]
     batches = model.batches(made_up_text(40))
-    return model, Streams.temporary(batches, model.sizes.d_model), matrices
+    return model, Streams(batches, model.sizes.d_model), matrices
 
 
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)

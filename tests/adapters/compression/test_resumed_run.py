@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
-from tnlib_adapters.compression.calibration import statistics_passes as observed  # noqa: E402
+from tnlib_adapters.compression.calibration import collect_calibration as observed  # noqa: E402
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, FittedFiles  # noqa: E402
 from tnlib_adapters.compression.calibration.statistics import Statistics  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402

@@ -32,7 +32,6 @@ from tnlib_adapters.factors.projections import Products
 if TYPE_CHECKING:
     from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
     from tnlib_adapters.instrument.layer_fit import FactorFit
-    from tnlib_adapters.instrument.running_model import RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss or better (all of the built-in Llama: 1.01 to
 # 0.28 nats a token at one half, 2.86 to 1.54 at a quarter), and unembeddings are not fitted
@@ -180,7 +179,7 @@ def calibrated_factorisation(device: str) -> GroupFactorisation:
 
 
 def fit_factors(
-    model: RunningModel, chosen: ChosenWeights
+    chosen: ChosenWeights,
 ) -> tuple[FactorFit, Callable[[Products, str, ComponentOptions], FactoredMatrix]]:
     """Return the fit of the chosen factors, and the function that packs them."""
     from tnlib_adapters.instrument.block import as_array
@@ -190,7 +189,7 @@ def fit_factors(
         bias = None if products.output_bias is None else as_array(products.output_bias)
         return weight.packed([as_array(factor) for factor in products.factors.get(name, ())], bias)
 
-    return FactorFit(model, lambda k: products_of(chosen.of_block(k))), pack
+    return FactorFit(chosen.model, lambda k: products_of(chosen.of_block(k))), pack
 
 
 def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:

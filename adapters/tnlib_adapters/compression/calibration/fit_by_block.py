@@ -11,8 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration, streams_of_fit
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import GroupFactorisation
 from tnlib_adapters.compression.compressed_part import compressed_weights
@@ -31,8 +30,8 @@ from tnlib_adapters.instrument.layer_fit import fit_layers
 from tnlib_adapters.instrument.output_fit import fit_to_output
 from tnlib_adapters.instrument.running_model import RunningModel
 
-# model and chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
-FitChosen = Callable[[RunningModel, "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
+# chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
+FitChosen = Callable[["ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
@@ -58,7 +57,7 @@ def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool
 class ChosenWeights:
     """The weights of a model at their chosen options, by block."""
 
-    wiring: Wiring
+    model: RunningModel
     parts: Mapping[str, LazyPart]  # weights by module
     options: Mapping[str, Sequence[int]]  # chosen, by module
 
@@ -83,7 +82,7 @@ class ChosenWeights:
     @property
     def _modules(self) -> list[list[str]]:
         """Modules of every block."""
-        return [[name for name in of_block if name in self.parts] for of_block in self.wiring.modules_by_block]
+        return [[name for name in of_block if name in self.parts] for of_block in self.model.wiring.modules_by_block]
 
 
 def factorise_and_fit(
@@ -103,24 +102,28 @@ def factorise_and_fit(
     """
     checkpoint, model, workspace = source.checkpoint, source.original, workspace or Workspace()
     batches = model.batches(text)
+    in_fit = sample_batches(batches, request.tokens)
     n_steps, n_output_batches = fit_steps(
-        len(sample_batches(batches, request.tokens)),
+        len(in_fit),
         request.effort,
         in_bits=request.in_bits,
         fit_in_memory=model.fits_in_memory,
         predicts=model.predicts,
     )
-    folder = CalibrationFolder(request.folder, keeps_streams=n_steps > 0)
-    streams_of = partial(streams_of_fit, model, batches, folder, request, workspace)  # keeps a temporary folder
-    parts = collect_calibration(checkpoint, model, batches, factorise, request, folder=folder, workspace=workspace)
+    folder = None if request.folder is None else CalibrationFolder(request.folder)
+    # a later run reads the streams of a folder, which must be in files
+    admits = workspace.admits if folder is None else None
+    streams = Streams(in_fit, model.sizes.d_model, model.dtype, folder=request.folder, admits=admits)
+    arguments = model, batches, streams, factorise, request, workspace, folder
+    parts = collect_calibration(*arguments, keeps_streams=n_steps > 0)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)
-        files = None if folder.is_temporary else FittedFiles(streams, options, n_steps)
-        return fit_blocks(model, chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
+        chosen = ChosenWeights(model, parts, options)
+        files = None if folder is None else FittedFiles(streams, options, n_steps)
+        return fit_blocks(chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        return fit_scales(model, streams_of(), chosen, n_output_batches, request)
+        return fit_scales(model, streams, chosen, n_output_batches, request)
 
     weights = compressed_weights(checkpoint, request.what, with_text=True)
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
@@ -151,7 +154,6 @@ def fit_scales(
 
 
 def fit_blocks(
-    model: RunningModel,
     chosen: ChosenWeights,
     streams: Streams,
     fit_chosen: FitChosen,
@@ -165,7 +167,7 @@ def fit_blocks(
     `workspace` has the rounded tables. With `files`, blocks that are saved there are not fitted again, and others are
     saved.
     """
-    tables = StoredArrays(workspace)
+    model, tables = chosen.model, StoredArrays(workspace)
     for name, weight, option in chosen.outside():
         matrix: FactoredMatrix = weight.at(option)
         if model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):
@@ -173,7 +175,7 @@ def fit_blocks(
             tables.add({name: table.astype(np.float32)})
         yield name, [matrix]
 
-    block_fit, pack = fit_chosen(model, chosen)
+    block_fit, pack = fit_chosen(chosen)
 
     def save(k: int, fitted: Any) -> Fitted:
         packed = chosen.packed(k, partial(pack, fitted))

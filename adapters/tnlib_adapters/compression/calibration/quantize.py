@@ -36,7 +36,6 @@ from tnlib_adapters.factors.model_weights import (
 if TYPE_CHECKING:
     from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
-    from tnlib_adapters.instrument.running_model import RunningModel
 
 _LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
@@ -98,7 +97,7 @@ def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
 
 
 def fit_rounded(
-    _: RunningModel, chosen: ChosenWeights
+    chosen: ChosenWeights,
 ) -> tuple[RoundedFit, Callable[[RoundedBlock, str, QuantizedWeight], FactoredMatrix]]:
     """Return the fit of the chosen integers, and the function that packs them."""
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit

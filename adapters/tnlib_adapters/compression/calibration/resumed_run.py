@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -18,7 +15,6 @@ import numpy as np
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
 from tnlib_adapters.compression.methods.out_of_core import DTYPE_NAMES, StoredArrays
@@ -52,18 +48,10 @@ _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\
 
 
 class CalibrationFolder:
-    """Folder of what a run stores between blocks; a temporary one, without statistics, is removed with the object.
+    """Folder of what a run stores between blocks: statistics, fitted blocks, and the files of `Streams`."""
 
-    It `keeps_streams` at the inputs of blocks after the statistics, for the fit of layers.
-    """
-
-    def __init__(self, folder: Path | None = None, *, keeps_streams: bool = True) -> None:
-        self.is_temporary, self.keeps_streams = folder is None, keeps_streams
-        self.held = dict[str, Array]()  # streams in memory; those of a later run are in files
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.path = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin, see `origin_of`.
@@ -71,8 +59,6 @@ class CalibrationFolder:
         `ArgumentError` if it holds other files, or results of another model, text, method, choice of weights or
         version.
         """
-        if self.is_temporary:
-            return
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)
         file = self.path / _ORIGIN
@@ -97,9 +83,7 @@ class CalibrationFolder:
         return groups
 
     def save(self, group: int, statistics: Statistics) -> None:
-        """Save the statistics of a group; not in a temporary folder."""
-        if self.is_temporary:
-            return
+        """Save the statistics of a group."""
         entries = [
             _entry(f"{part}.{key}", dtype, values)
             for part, dtype in _PARTS.items()
@@ -119,7 +103,7 @@ class CalibrationFolder:
 
     def finish(self) -> None:
         """Remove the files of the run but for its statistics, when it is done."""
-        for file in self.path.iterdir() if not self.is_temporary and self.path.is_dir() else ():
+        for file in self.path.iterdir() if self.path.is_dir() else ():
             if _OF_RUN.fullmatch(file.name) and file.is_file():
                 file.unlink()
 
@@ -128,19 +112,14 @@ class CalibrationFolder:
 
 
 def origin_of(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    uses: WeightUses,
-    sample: Sequence[Batch],
-    fit: Sequence[Batch],
-    method: str,
+    model: RunningModel, uses: WeightUses, sample: Sequence[Batch], fit: Sequence[Batch], method: str
 ) -> dict[str, str]:
     """Return what identifies statistics: the method, and digests of the weight files, of the tokens and of the keys.
 
     `sample` and `fit` are the batches of the statistics and of the fit.
     """
     weights = hashlib.sha256()
-    for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
+    for file in sorted({info.file for info in model.weights.source.checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: weights)
     return {
