@@ -42,7 +42,6 @@ from tnlib_adapters.compression.source_model import (
     limits_of,
     open_source,
     read_calibration,
-    request_placement,
 )
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
@@ -134,7 +133,7 @@ def compress(
     checkpoint, documents = open_source(request, source, target)
     check_bits(request, checkpoint)
     limits = limits_of(checkpoint, request)
-    original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
+    original = SourceModel(checkpoint, request, limits)
     # tensors that are copied are checked before any work, the others as they are read
     read = {own.weight.name for own in compressed_weights(checkpoint, request.what, with_text=request.with_text)}
     check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in read], progress)

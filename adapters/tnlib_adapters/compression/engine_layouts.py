@@ -56,9 +56,9 @@ class EngineLayout:
         """Average below which no budget can be met without super-blocks."""
         return min(self.bits) + (0 if 0 in self.groups else 16 / max(self.groups))
 
-    def format_of(self, *, predicts: bool) -> str:
-        """Return the format of the tensors of a model that predicts tokens, or of another."""
-        return self.of_causal if predicts else self.of_encoders
+    def format_of(self, checkpoint: Checkpoint) -> str:
+        """Return the format of the tensors of a model."""
+        return self.of_encoders if checkpoint.wiring.unembedding is None else self.of_causal
 
 
 K_QUANTS = {2: 2.625, 3: 3.4375, 4: 4.5, 5: 5.5, 6: 6.5625, 8: 8.5}
@@ -107,7 +107,7 @@ def _check_width(layout: str, budget: Budget, widths: Iterable[int], which: str 
 def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget) -> None:
     """Raise if a model cannot be written in a layout of an engine."""
     engine, wiring, inputs = ENGINES[layout], checkpoint.wiring, set[int]()
-    if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
+    if not engine.format_of(checkpoint) or wiring.encoder is not None:
         raise ArgumentError(
             f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
             "'compressed-tensors' or 'factored'."

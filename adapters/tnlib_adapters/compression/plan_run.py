@@ -29,7 +29,6 @@ from tnlib_adapters.compression.source_model import (
     limits_of,
     open_source,
     read_calibration,
-    request_placement,
 )
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters, n_bytes, tensors_of
@@ -203,8 +202,7 @@ def _time_passes(
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
     n_blocks = checkpoint.n_layers
-    by_block = replace(limits, weights=0)  # of which one is read
-    source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
+    source = SourceModel(checkpoint, request, replace(limits, weights=0))  # one block is read
     model, text = source.original, cast(CalibrationText, read_calibration(source, documents))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(weights))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib import ArgumentError, MissingFileError
 from tnlib._typing import Array
-from tnlib._validate import as_path
+from tnlib._validate import as_path, import_optional
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, Document
@@ -122,11 +122,7 @@ def _token_ids(function: str, parameter: str, file: Path) -> list[Document]:
 
 def _rows(function: str, folder: Path) -> Iterator[Any]:
     """Yield the rows of a dataset on disk."""
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        message = f"{function}: a folder of calibration data needs datasets, which is absent; pip install datasets."
-        raise ModuleNotFoundError(message, name="datasets") from None
+    datasets = import_optional(f"{function}: a folder of calibration data", "datasets", "datasets")
     try:
         loaded = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, KeyError, TypeError, OSError) as problem:

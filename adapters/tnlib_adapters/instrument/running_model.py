@@ -187,7 +187,7 @@ class RunningModel:
             stream = list(chain(joined, *ids))
             sequences = [stream[start : start + self.longest] for start in range(0, len(stream), self.longest)]
         else:
-            lines = [line for text in texts for line in text.splitlines() if line.strip()]
+            lines = _lines_of(documents)
             of_lines = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
             sequences = [*of_lines, *(tokens[: self.longest] for tokens in ids)]
         return [sequence for sequence in sequences if len(sequence) > 1]
@@ -223,8 +223,7 @@ class RunningModel:
 
     def count_truncated(self, documents: Sequence[Document]) -> int:
         """Return how many lines of texts an embedding model reads truncated at `longest` tokens."""
-        texts = [document for document in documents if isinstance(document, str)]
-        lines = [line for text in texts for line in text.splitlines() if line.strip()]
+        lines = _lines_of(documents)
         return sum(len(ids) > self.longest for ids in self.tokenizer(lines, verbose=False)["input_ids"]) if lines else 0
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -351,6 +350,11 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over tokens, of norm 1."""
     weights = mask[..., None].to(hidden.dtype)
     return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+def _lines_of(documents: Sequence[Document]) -> list[str]:
+    texts = [document for document in documents if isinstance(document, str)]
+    return [line for text in texts for line in text.splitlines() if line.strip()]
 
 
 def _padded(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> Batch:

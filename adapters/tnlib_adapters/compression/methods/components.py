@@ -78,12 +78,6 @@ def damped(moments: Array, share: float) -> Array:
     return raised
 
 
-def triangular_root(moments: Array) -> tuple[Array, Array]:
-    """Return R with R^T R = C, up to a factor, and its inverse; see `triangular_factor`."""
-    root = triangular_factor(moments)
-    return root, np.linalg.inv(root.T).T
-
-
 def triangular_factor(moments: Array) -> Array:
     """Return R, upper triangular, with R^T R = C up to a factor: ten times faster than by eigenvalues for large C.
 
@@ -265,7 +259,7 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     gradients at these; for predictions those of the gradients at the input, and of the input.
     """
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
-    root, inverse = triangular_root(columns)
+    root, inverse = moment_roots(columns)
     gram = root @ rows @ root.T
     found = _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
     second = found.right.T.astype(np.float64)
@@ -350,11 +344,12 @@ def _column_norms(a: Array) -> Array:
 
 
 def moment_roots(moments: Array) -> tuple[Array, Array]:
-    """Return a root of second moments and its inverse; both are diagonals (m,) for diagonal moments (m,)."""
+    """Return R with R^T R = C up to a factor, see `triangular_factor`, and its inverse; diagonals (m,) for (m,)."""
     if moments.ndim == 1:
         root = np.sqrt(np.maximum(moments, 1e-12 * moments.max(initial=1e-300)))
         return root, 1 / root
-    return triangular_root(moments)
+    root = triangular_factor(moments)
+    return root, np.linalg.inv(root.T).T
 
 
 def multiply_rows(matrix: Array, x: Array) -> Array:
