@@ -136,7 +136,8 @@ class OuterLayers:
             x, call = split_call(args, kwargs)
             entering.append(x)
             calls.append(call)
-            if k == 0 and self._runs_first:
+            # until it is known what blocks return, and always of T5: its first block makes a bias for all others
+            if k == 0 and (not self._has_run or self.model.wiring.layers[0].attention.relative_bias is not None):
                 self.model.load(0)
                 block = self.model.layers[0].block
                 with torch.no_grad():
@@ -162,11 +163,6 @@ class OuterLayers:
 
         with self._replaced(forward):
             return self.model(batch)
-
-    @property
-    def _runs_first(self) -> bool:
-        """True until it is known what blocks return, and of T5: its first block makes a bias for all others."""
-        return not self._has_run or self.model.wiring.layers[0].attention.relative_bias is not None
 
     def _returned(self, x: Tensor) -> Any:
         return x if self._beside is None else (x, *self._beside)

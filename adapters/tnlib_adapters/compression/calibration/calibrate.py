@@ -30,7 +30,7 @@ from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
     from tnlib_adapters.instrument.layer_fit import FactorFit
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss or better (all of the built-in Llama: 1.01 to
@@ -178,9 +178,7 @@ def calibrated_factorisation(device: str) -> GroupFactorisation:
     return GroupFactorisation(partial(_calibrated_parts, device), partial(_decompositions, device))
 
 
-def fit_factors(
-    chosen: ChosenWeights,
-) -> tuple[FactorFit, Callable[[Products, str, ComponentOptions], FactoredMatrix]]:
+def fit_factors(chosen: ChosenWeights) -> tuple[FactorFit, Pack]:
     """Return the fit of the chosen factors, and the function that packs them."""
     from tnlib_adapters.instrument.block import as_array
     from tnlib_adapters.instrument.layer_fit import FactorFit

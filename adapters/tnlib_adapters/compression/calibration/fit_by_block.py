@@ -30,8 +30,8 @@ from tnlib_adapters.instrument.layer_fit import fit_layers
 from tnlib_adapters.instrument.output_fit import fit_to_output
 from tnlib_adapters.instrument.running_model import RunningModel
 
-# chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
-FitChosen = Callable[["ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
+Pack = Callable[[Any, str, Any], FactoredMatrix]  # of fitted weights of a block, name, and weight with options
+FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of chosen weights
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ from tnlib_adapters.factors.model_weights import (
 )
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 
 _LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
@@ -96,9 +95,7 @@ def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
     return group.by_module(weights)
 
 
-def fit_rounded(
-    chosen: ChosenWeights,
-) -> tuple[RoundedFit, Callable[[RoundedBlock, str, QuantizedWeight], FactoredMatrix]]:
+def fit_rounded(chosen: ChosenWeights) -> tuple[RoundedFit, Pack]:
     """Return the fit of the chosen integers, and the function that packs them."""
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 

@@ -118,27 +118,22 @@ def origin_of(
 
     `sample` and `fit` are the batches of the statistics and of the fit.
     """
-    weights = hashlib.sha256()
+    weights, tokens = hashlib.sha256(), hashlib.sha256()
     for file in sorted({info.file for info in model.weights.source.checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: weights)
+    for batch in (*sample, *fit):
+        for part in (batch.ids, batch.mask):
+            tokens.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
     return {
         "version": _VERSION,
         "model": weights.hexdigest(),
         "window": str(model.longest),
-        "text": _digest_of_tokens([*sample, *fit]),
+        "text": tokens.hexdigest(),
         "what": hashlib.sha256("\n".join(sorted(uses)).encode()).hexdigest(),
         "dtype": f"{model.dtype}",
         "method": method,
     }
-
-
-def _digest_of_tokens(batches: Sequence[Batch]) -> str:
-    text = hashlib.sha256()
-    for batch in batches:
-        for part in (batch.ids, batch.mask):
-            text.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
-    return text.hexdigest()
 
 
 def check_run_folder(folder: Path, out: Path | None = None) -> None:
