@@ -49,7 +49,7 @@ class Workers:
         """
         pending: deque[Future[R]] = deque()
         for call in calls:
-            with _loss_in_one_sentence(OSError):  # of the pool, whose pipes are closed: the future has those of the call
+            with _loss_in_one_sentence(OSError):  # the pipes of a pool; errors of a call are in its future
                 pending.append(self.executor.submit(call))
             del call  # and its arrays
             if len(pending) >= self.n_pending:

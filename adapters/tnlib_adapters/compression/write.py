@@ -83,10 +83,9 @@ class _NewTensor(TensorInfo):
         return self.make(self.name)
 
 
-def lazy_entries(new: NewTensors) -> list[Entry]:
+def _lazy_entries(new: NewTensors) -> list[Entry]:
     """Return tensors that are made together when the first is written; none is kept after it was written."""
-    forms, make = new
-    tensors = dict[str, Array]()
+    (forms, make), tensors = new, dict[str, Array]()
 
     def get(name: str) -> Array:
         if not tensors:
@@ -114,11 +113,11 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
 
         if layout in ENGINES:
             stored_as = ENGINES[layout].format_of(checkpoint)
-            entries = lazy_entries(_new_integers(weights[module], described, matrices, stored_as, replaced, dtype))
+            entries = _lazy_entries(_new_integers(weights[module], described, matrices, stored_as, replaced, dtype))
         elif layout == "dense":
-            entries = lazy_entries(_new_dense(checkpoint, weights[module], matrices, replaced, dtype))
+            entries = _lazy_entries(_new_dense(checkpoint, weights[module], matrices, replaced, dtype))
         else:
-            entries = lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
+            entries = _lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
             # Empty tensors under the names of the weights: software that does not know factors refuses the folder
             # instead of initialising the weights at random.
             empty = np.empty(0, STORED_AS[dtype])

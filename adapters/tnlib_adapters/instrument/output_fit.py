@@ -78,7 +78,10 @@ class _OutputFit:
         self._calls = forward(self._original, streams, inputs=())
         in_blocks = [[name for name in names if name in matrices] for names in model.wiring.modules_by_block]
         outside = matrices.keys() - {name for names in in_blocks for name in names}
-        tables = {name: _values_of(*matrices[name]) for name in outside}
+        tables = dict[str, Array]()
+        for name in outside:
+            (matrix,) = matrices[name]
+            tables[name] = weight_of_parts([integers.values() for integers in matrix.integers.values()])
         self._rounded = OuterLayers(model.changed(lambda _, group: group | tables_in(model, tables, group)))
         self._blocks = [
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
@@ -221,11 +224,6 @@ class _ScaledCodes:
         """Move the scales to values that the format stores."""
         moved = self._form.stored_scales(as_array(self.scales * (1 + self.move)))
         self.scales = as_tensor(moved, self.scales.device)
-
-
-def _values_of(matrix: FactoredMatrix) -> Array:
-    values: Array = weight_of_parts([integers.values() for integers in matrix.integers.values()])
-    return values
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:

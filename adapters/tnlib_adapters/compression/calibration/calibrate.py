@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, ReadWeight, Statistics, WeightGroup
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, Statistics, WeightGroup
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
@@ -112,21 +112,21 @@ def _moments(weight: ModelWeight, values: Array, statistics: Statistics) -> tupl
 
 def _calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
     """Return the weights of a group by their components with measured losses."""
-    return group.by_module([_by_components(read, group.statistics, device) for read in group.weights])
-
-
-def _by_components(read: ReadWeight, statistics: Statistics, device: str) -> ComponentOptions:
-    weight, values = read.weight, _with_bias(*read)
-    return ComponentOptions(
-        values,
-        _components_of(weight, values, statistics, device),
-        weight.of,
-        has_bias_row=len(values) > len(read.values),
-        is_biased=read.bias is not None,
-        output_bias=read.bias if weight.of == "o" else None,
-        gauged=not weight.is_table,
-        looked_up=weight.is_table and weight.tied_key is None,
-    )
+    options = list[ComponentOptions]()
+    for weight, stored, bias in group.weights:
+        values = _with_bias(weight, stored, bias)
+        of_weight = ComponentOptions(
+            values,
+            _components_of(weight, values, group.statistics, device),
+            weight.of,
+            has_bias_row=len(values) > len(stored),
+            is_biased=bias is not None,
+            output_bias=bias if weight.of == "o" else None,
+            gauged=not weight.is_table,
+            looked_up=weight.is_table and weight.tied_key is None,
+        )
+        options.append(of_weight)
+    return group.by_module(options)
 
 
 def _with_bias(weight: ModelWeight, values: Array, bias: Array | None) -> Array:

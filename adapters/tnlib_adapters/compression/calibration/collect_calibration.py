@@ -94,16 +94,16 @@ class StatisticsPasses:
 
         Returns the calls of the blocks, by batch.
         """
-        return forward(self._outer, self._streams, self._show_forward, inputs=inputs)
+        n_batches = len(self._streams.batches)
+
+        def show(k: int, b: int) -> None:
+            stage = Stage("running the model", f"block {k + 1} of {self._n}")
+            self._progress(stage, k * n_batches + b + 1, self._n * n_batches)
+
+        return forward(self._outer, self._streams, show, inputs=inputs)
 
     def _moments(self, uses: WeightUses) -> GroupMoments:
         return self._moments_of(self._model, uses, self._batches, self._workspace)
-
-    def _show_forward(self, k: int, b: int) -> None:
-        """Show that a batch enters a block in the forward pass."""
-        batches = self._streams.batches
-        stage = Stage("running the model", f"block {k + 1} of {self._n}")
-        self._progress(stage, k * len(batches) + b + 1, self._n * len(batches))
 
     def _show_backward(self, group: int, b: int) -> None:
         """Show that a batch enters the backward pass: of a block, last to first, or of the embeddings."""

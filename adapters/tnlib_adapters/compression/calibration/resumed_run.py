@@ -230,21 +230,20 @@ def _values_of(arrays: Mapping[str, Array]) -> Mapping[str, Array | TensorInfo]:
 class _UpperTriangle(ComputedTensor):
     """Rows of a symmetric matrix from the diagonal on."""
 
-    matrix: Array | TensorInfo
+    matrix: Entry
 
     def read_stored(self) -> Array:
         """Return the entries."""
-        matrix = self.matrix.read_stored() if isinstance(self.matrix, TensorInfo) else self.matrix
-        return upper_triangle(matrix).astype(STORED_AS[self.dtype], copy=False)
+        return upper_triangle(self.matrix.read()).astype(STORED_AS[self.dtype], copy=False)
 
 
 def _entry(name: str, dtype: str, values: Array | TensorInfo) -> Entry:
     """Return values to be saved; moments, which are symmetric, as their upper triangle."""
+    entry = Entry(name, dtype, values)
     if len(values.shape) == 2:
         n, name = values.shape[0], f"{name}{_UPPER}"
-        return Entry(name, dtype, _UpperTriangle(Path(), name, dtype, (n * (n + 1) // 2,), 0, 0, values))
-    array = values.read_stored() if isinstance(values, TensorInfo) else values
-    return Entry(name, dtype, np.ascontiguousarray(array, STORED_AS[dtype]))
+        return Entry(name, dtype, _UpperTriangle(Path(), name, dtype, (n * (n + 1) // 2,), 0, 0, entry))
+    return entry._replace(values=np.ascontiguousarray(entry.read(), STORED_AS[dtype]))
 
 
 def _read(info: TensorInfo) -> Array:

@@ -309,8 +309,11 @@ def _along_eigenvectors(
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
     factors = (v,) if through is None else (through, v)
     left, right = _multiplied(onto, *factors), v.T if inverse is None else multiply_rows(inverse, v).T
-    sizes = _column_norms(left), np.linalg.norm(right, axis=1)
-    balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(losses), where=sizes[0] > 0))
+    # of some columns at a time: no array of all squares
+    blocks = (left[:, k : k + _COLUMNS] for k in range(0, left.shape[1], _COLUMNS))
+    of_left = np.concatenate([np.linalg.norm(block, axis=0) for block in blocks])
+    of_right = np.linalg.norm(right, axis=1)
+    balance = np.sqrt(np.divide(of_right, of_left, out=np.ones_like(losses), where=of_left > 0))
     total = losses.sum()
     left *= balance  # in place: of a table of embeddings it is the largest array of a compression
     right = (right / balance[:, None]).astype(dtype)
@@ -335,12 +338,6 @@ def _divided(a: Array, number: float, dtype: Any) -> Array:
     quotient = np.empty_like(a, dtype)
     np.divide(a, number, out=quotient, casting="same_kind")
     return quotient
-
-
-def _column_norms(a: Array) -> Array:
-    """Return the norms of all columns, without an array of all squares."""
-    norms = [np.linalg.norm(a[:, k : k + _COLUMNS], axis=0) for k in range(0, a.shape[1], _COLUMNS)]
-    return np.concatenate(norms)
 
 
 def moment_roots(moments: Array) -> tuple[Array, Array]:
