@@ -16,6 +16,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
 from tnlib_adapters.compression.calibration.collect_calibration import StatisticsPasses
+from tnlib_adapters.compression.calibration.group_moments import RoundingMoments
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.evaluate import Reference
@@ -90,7 +92,8 @@ def collect(
     kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
 
     streams = Streams(batches, model.sizes.d_model)
-    passes = StatisticsPasses(model, uses, batches, streams, workspace or Workspace(), quiet)
+    moments_of = partial(RoundingMoments, model, batches, workspace or Workspace())
+    passes = StatisticsPasses(model, uses, batches, streams, moments_of, quiet)
     for _, statistics in passes.run():
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
             part.update(arrays)

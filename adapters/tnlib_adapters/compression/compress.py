@@ -139,8 +139,7 @@ def compress(
     check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in read], progress)
     text = read_calibration(original, documents, progress)
     with scratch_folder(target) as scratch:
-        workspace = Workspace(limits.cache, scratch)
-        workspace.workers = Workers.of(run.executor)
+        workspace = Workspace(limits.cache, scratch, Workers.of(run.executor))
         plan = make_plan(original, request, None if text is None else text.sequences, workspace)
         release_free_memory()  # what the factorisation took, before a second model is in memory
         with whole_folder(target) as unfinished:

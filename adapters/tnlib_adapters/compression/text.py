@@ -121,7 +121,6 @@ def _token_ids(function: str, parameter: str, file: Path) -> list[Document]:
 
 
 def _rows(function: str, folder: Path) -> Iterator[Any]:
-    """Yield the rows of a dataset on disk."""
     datasets = import_optional(f"{function}: a folder of calibration data", "datasets", "datasets")
     try:
         loaded = datasets.load_from_disk(str(folder))

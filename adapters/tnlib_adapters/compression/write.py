@@ -133,8 +133,6 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
 def _new_factors(
     checkpoint: Checkpoint, described: Sequence[Description], matrices: Matrices, dtype: str
 ) -> NewTensors:
-    """Return the tensors of the factors of a module."""
-
     def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
         for matrix in matrices():

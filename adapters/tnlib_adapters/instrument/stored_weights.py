@@ -200,7 +200,6 @@ def _tie(model: Any, stored: Mapping[str, Any]) -> None:
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replace a parameter or buffer."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import StatisticsPasses  # noqa: E402
+from tnlib_adapters.compression.calibration.group_moments import RoundingMoments  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
@@ -237,7 +239,8 @@ def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Pa
     model = open_running(llama)
     batches, n = model.batches(TEXT), len(model.layers)
     streams = Streams(batches, model.sizes.d_model)
-    passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, Workspace(), quiet)
+    moments_of = partial(RoundingMoments, model, batches, Workspace())
+    passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, moments_of, quiet)
     of_group = dict(passes.run(keeps_streams=keeps_streams))
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}

@@ -95,7 +95,6 @@ class ComponentOptions:
 
     @property
     def _stores_bias(self) -> bool:
-        """True if the dense weight is stored with a bias."""
         return self.is_biased and self.name != "o"
 
 

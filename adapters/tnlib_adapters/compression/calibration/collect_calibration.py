@@ -40,15 +40,14 @@ from tnlib_adapters.instrument.weight_inputs import (
     of_group,
 )
 
-MomentsOf = Callable[[RunningModel, WeightUses, Sequence[Batch], Workspace], GroupMoments]
+MomentsOf = Callable[[WeightUses], GroupMoments]  # uses of a group of weights -> its sums over the batches
 
 
 class StatisticsPasses:
     """A forward pass, and a backward pass of one probe, that collect the statistics of every group of weights.
 
-    `moments_of` makes the sums of a group of weights. The weights of one block are in memory at a time if all do not
-    fit; `workspace` has what the sums keep of a block. Streams that are stored are used again. Gradients at the inputs
-    of the blocks are stored beside them: "gradient-3" at block 3.
+    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again.
+    Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
     """
 
     def __init__(
@@ -57,13 +56,12 @@ class StatisticsPasses:
         uses: WeightUses,
         batches: Sequence[Batch],
         streams: Streams,
-        workspace: Workspace,
+        moments_of: MomentsOf,
         progress: Progress,
-        moments_of: MomentsOf = RoundingMoments,
     ) -> None:
         self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
-        self._workspace, self._moments_of = workspace, moments_of
+        self._moments_of = moments_of
 
     def run(self, done: Collection[int] = (), *, keeps_streams: bool = True) -> Iterator[tuple[int, Statistics]]:
         """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics.
@@ -72,7 +70,7 @@ class StatisticsPasses:
         """
         calls = self.run_forward([k for k in range(self._n) if keeps_streams or k not in done])
         outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
-        sums = self._moments(outside)
+        sums = self._moments_of(outside)
         has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
         if not has_gradients or any(use.predicts for use in outside.values()):
             self._at_output(sums, outside, store=not has_gradients)
@@ -102,9 +100,6 @@ class StatisticsPasses:
 
         return forward(self._outer, self._streams, show, inputs=inputs)
 
-    def _moments(self, uses: WeightUses) -> GroupMoments:
-        return self._moments_of(self._model, uses, self._batches, self._workspace)
-
     def _show_backward(self, group: int, b: int) -> None:
         """Show that a batch enters the backward pass: of a block, last to first, or of the embeddings."""
         total, done = (self._n + 1) * len(self._batches), (self._n - 1 - group) * len(self._batches) + b
@@ -127,7 +122,7 @@ class StatisticsPasses:
     def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Statistics:
         """Return the statistics of a block, and store the gradients at its input."""
         uses = of_group(self._uses, k)
-        sums = self._moments(uses)
+        sums = self._moments_of(uses)
         for b, batch in enumerate(self._batches):
             self._show_backward(k, b)
             x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
@@ -179,10 +174,11 @@ def collect_calibration(
         calls = chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments)))
         return dict(zip((own.key for own in of_block), workspace.workers.map(calls), strict=True))
 
-    moments_of: MomentsOf = RoundingMoments
+    moments_of: MomentsOf = partial(RoundingMoments, model, sample, workspace)
     if factorise.decompositions is not None:
-        moments_of = partial(ComponentMoments, partial(decompose, factorise.decompositions))
-    passes = StatisticsPasses(model, uses, sample, streams, workspace, request.run.progress, moments_of)
+        of_weights = partial(decompose, factorise.decompositions)
+        moments_of = partial(ComponentMoments, of_weights, model, sample, workspace)
+    passes = StatisticsPasses(model, uses, sample, streams, moments_of, request.run.progress)
     fits, parts = request.effort != "low", dict[str, LazyPart]()
     collected = collect(passes, folder, weights, fits=fits, keeps_streams=keeps_streams)
     # without a name for the weights of a part, which would stay in memory while the next are read

@@ -132,7 +132,7 @@ class GroupMoments:
 
     n_sample: ClassVar[int]  # tokens of the sample, or a few more
 
-    def __init__(self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], workspace: Workspace) -> None:
+    def __init__(self, model: RunningModel, batches: Sequence[Batch], workspace: Workspace, uses: WeightUses) -> None:
         of_sums = None if model.fits_in_memory else workspace
         self._model, self._uses, self._batches = model, uses, batches
         self._inside = {key: use for key, use in uses.items() if not (use.predicts or use.is_table)}
@@ -231,11 +231,11 @@ class ComponentMoments(GroupMoments):
         self,
         decompose: Decompose,
         model: RunningModel,
-        uses: WeightUses,
         batches: Sequence[Batch],
         workspace: Workspace,
+        uses: WeightUses,
     ) -> None:
-        super().__init__(model, uses, batches, workspace)
+        super().__init__(model, batches, workspace, uses)
         self._decompose = decompose
 
     def finish(self) -> Statistics:

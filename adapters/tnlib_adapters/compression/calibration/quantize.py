@@ -85,7 +85,6 @@ def check_bits(request: Request, checkpoint: Checkpoint) -> None:
 
 
 def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
-    """Return the options of all weights of a group."""
     weights, fused = [_rounded_weight(read, group, forms) for read in group.weights], dict[str, list[QuantizedWeight]]()
     for read, weight in zip(group.weights, weights, strict=True):
         fused.setdefault(read.weight.fused, []).append(weight)

@@ -31,13 +31,13 @@ class Workspace:
     """Limit of the memory for factors that are not in use, the folder of those beyond it, and who computes them.
 
     All parts and plans together have at most `max_bytes`. `folder` returns a temporary folder, and is called when the
-    limit is reached first; without it, all parts and plans stay in memory. Decompositions run on `workers`, in this
-    process unless others are set.
+    limit is reached first; without it, all parts and plans stay in memory. Decompositions run on `workers`.
     """
 
-    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
-        self._max_bytes, self._folder = max_bytes, folder
-        self.workers: Workers = SERIAL
+    def __init__(
+        self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None, workers: Workers = SERIAL
+    ) -> None:
+        self._max_bytes, self._folder, self.workers = max_bytes, folder, workers
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:

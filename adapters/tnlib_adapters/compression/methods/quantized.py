@@ -300,7 +300,6 @@ class QuantizedWeight:
         return components(self.weight, self._metric.reads, self._metric.slopes)
 
     def _product(self, factors: Components, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
-        """Return the rounded factors of the first components."""
         mixing = _cosine_transform(rank).astype(self.weight.dtype)
         left, right = factors.left[:, :rank] @ mixing, mixing.T @ factors.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
