@@ -23,32 +23,19 @@ _MULTIPLE = 32  # of inputs and outputs of every layer: codes and zeros fill wor
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """Linear layers that a layout of an inference engine holds, each in one of these widths.
+    """Linear layers that a layout of an inference engine holds, each in one of these widths."""
 
-    Parameters
-    ----------
-    bits
-        Bits of a weight.
-    groups
-        Numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them.
-    of_causal, of_encoders
-        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
-        the engine has none.
-    super_bits
-        Bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take.
-    holds_tables
-        True if embedding and unembedding are integers too.
-    fuses
-        True if weights of one input have one width and group: vLLM and SGLang join queries, keys and values, and gate
-        and up.
-    """
-
-    bits: tuple[int, ...]
+    bits: tuple[int, ...]  # of a weight
+    # numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them
     groups: tuple[int, ...]
-    of_causal: str
+    # formats of the tensors (`factors.engine_tensors`); "" if the engine has none
+    of_causal: str  # of models that predict the next token
     of_encoders: str
+    # bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take
     super_bits: Mapping[int, float] = field(default_factory=dict)
-    holds_tables: bool = False
+    holds_tables: bool = False  # True if embedding and unembedding are integers too
+    # True if weights of one input have one width and group: vLLM and SGLang join queries, keys and values, and gate
+    # and up
     fuses: bool = False
 
     @property
