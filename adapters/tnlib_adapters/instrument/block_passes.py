@@ -32,7 +32,7 @@ class Streams:
 
     The file of a name is in `folder`, by default a temporary one that is removed with the object. Numbers are stored in
     bfloat16 if `dtype`, that of the blocks, is bfloat16, otherwise in float32: gradients of deep models are outside the
-    range of float16.
+    range of float16. `keeps_inputs` is True if those at the inputs of blocks stay for a fit once they were used.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Streams:
         *,
         folder: Path | None = None,
         admits: Admits | None = None,
+        keeps_inputs: bool = True,
     ) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="tnlib-"))
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self.batches, self._width, self._admits = batches, width, admits
+        self.batches, self.keeps_inputs, self._width, self._admits = batches, keeps_inputs, width, admits
         self._held = dict[str, Array]()  # bytes of those in memory
         self._dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self._shapes = [tuple(batch.ids.shape) for batch in batches]

@@ -63,12 +63,9 @@ class StatisticsPasses:
         self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
         self._moments_of = moments_of
 
-    def run(self, done: Collection[int] = (), *, keeps_streams: bool = True) -> Iterator[tuple[int, Statistics]]:
-        """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics.
-
-        With `keeps_streams` those at the inputs of blocks stay for the fit of layers.
-        """
-        calls = self.run_forward([k for k in range(self._n) if keeps_streams or k not in done])
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, Statistics]]:
+        """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics."""
+        calls = self.run_forward([k for k in range(self._n) if self._streams.keeps_inputs or k not in done])
         outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
         sums = self._moments_of(outside)
         has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
@@ -78,7 +75,7 @@ class StatisticsPasses:
             if k not in done:
                 yield k, self._of_block(k, calls)
             self._streams.remove(f"gradient-{k + 1}")
-            if not keeps_streams:
+            if not self._streams.keeps_inputs:
                 self._streams.remove(f"stream-{k}")
             release_free_memory()
         if outside:
@@ -88,11 +85,13 @@ class StatisticsPasses:
         self._show_backward(OUTSIDE - 1, 0)
 
     def run_forward(self, inputs: Sequence[int] | None = None) -> list[list[Call]]:
-        """Store the streams at the inputs of these blocks, None for all, and at the output of the last.
+        """Store the streams at the inputs of these blocks, None for those of the fit, and at the output of the last.
 
         Returns the calls of the blocks, by batch.
         """
         n_batches = len(self._streams.batches)
+        if inputs is None:
+            inputs = range(self._n) if self._streams.keeps_inputs else ()
 
         def show(k: int, b: int) -> None:
             stage = Stage("running the model", f"block {k + 1} of {self._n}")
@@ -149,15 +148,12 @@ def collect_calibration(
     request: Request,
     workspace: Workspace,
     folder: CalibrationFolder | None = None,
-    *,
-    keeps_streams: bool = True,
 ) -> dict[str, LazyPart]:
     """Return the weights that a request selects, by module, factorised by statistics of a text.
 
     The statistics are collected block by block, and saved if there is a `folder`. `streams` are those of the batches of
-    the fit, of which those of the statistics are the first; with `keeps_streams` those at the inputs of blocks stay for
-    the fit of layers. `workspace` has the memory and files of the factorised weights and of inputs and gradients, and
-    the executor.
+    the fit, of which those of the statistics are the first. `workspace` has the memory and files of the factorised
+    weights and of inputs and gradients, and the executor.
     """
     checkpoint = model.weights.source.checkpoint
     weights = compressed_weights(checkpoint, request.what, with_text=True)
@@ -180,7 +176,7 @@ def collect_calibration(
         moments_of = partial(ComponentMoments, of_weights, model, sample, workspace)
     passes = StatisticsPasses(model, uses, sample, streams, moments_of, request.run.progress)
     fits, parts = request.effort != "low", dict[str, LazyPart]()
-    collected = collect(passes, folder, weights, fits=fits, keeps_streams=keeps_streams)
+    collected = collect(passes, folder, weights, fits=fits)
     # without a name for the weights of a part, which would stay in memory while the next are read
     read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected))
     for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
@@ -190,12 +186,7 @@ def collect_calibration(
 
 
 def collect(
-    passes: StatisticsPasses,
-    folder: CalibrationFolder | None,
-    weights: Sequence[ModelWeight],
-    *,
-    fits: bool,
-    keeps_streams: bool,
+    passes: StatisticsPasses, folder: CalibrationFolder | None, weights: Sequence[ModelWeight], *, fits: bool
 ) -> Iterator[tuple[list[ModelWeight], Statistics]]:
     """Yield the weights of every group with their statistics, from the folder or collected and saved there.
 
@@ -206,7 +197,7 @@ def collect(
         of_group[own.group].append(own)
     done = [] if folder is None else folder.groups()
     if of_group.keys() - set(done):
-        for group, statistics in passes.run(done, keeps_streams=keeps_streams):
+        for group, statistics in passes.run(done):
             if folder is not None:
                 folder.save(group, statistics)
             if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
@@ -214,7 +205,7 @@ def collect(
             yield of_group[group], statistics
             del statistics  # before those of the next group
     elif fits:  # reads the streams of this model, which differ from those of others in rounding
-        passes.run_forward(None if keeps_streams else ())
+        passes.run_forward()
     if folder is not None:
         for group in done:  # collected before
             yield of_group[group], folder.statistics(group, {key for own in of_group[group] for key in own.keys})

@@ -111,11 +111,15 @@ def factorise_and_fit(
         predicts=model.predicts,
     )
     folder = None if request.folder is None else CalibrationFolder(request.folder)
-    # a later run reads the streams of a folder, which must be in files
-    admits = workspace.admits if folder is None else None
-    streams = Streams(in_fit, model.sizes.d_model, model.dtype, folder=request.folder, admits=admits)
-    arguments = model, batches, streams, factorise, request, workspace, folder
-    parts = collect_calibration(*arguments, keeps_streams=n_steps > 0)
+    streams = Streams(
+        in_fit,
+        model.sizes.d_model,
+        model.dtype,
+        folder=request.folder,
+        admits=workspace.admits if folder is None else None,  # those of a folder are for a later run too
+        keeps_inputs=n_steps > 0,
+    )
+    parts = collect_calibration(model, batches, streams, factorise, request, workspace, folder)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         chosen = ChosenWeights(model, parts, options)
