@@ -96,16 +96,17 @@ def without_fit() -> Run:
         from tnlib_adapters.compression.methods.out_of_core import Workspace
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
+        from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.model_weights import count_parameters
         from tnlib_adapters.factors.projections import put_together
         from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
-        batches = model.batches(calibration.read_text(encoding="utf-8"))
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
+        batches = sample_batches(model.batches(calibration.read_text(encoding="utf-8")), request.tokens)
         streams = Streams(batches, model.sizes.d_model)
-        parts = collect_calibration(model, batches, streams, calibrated_factorisation("cpu"), request, Workspace())
+        parts = collect_calibration(model, streams, calibrated_factorisation("cpu"), request, Workspace())
         found = Factorisation("calibrated", parts, count_parameters(compressed_weights(checkpoint, "attention")))
         options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
         weights = [(part.load().weights, options[module]) for module, part in parts.items()]

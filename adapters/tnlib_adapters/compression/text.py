@@ -153,9 +153,13 @@ def hold_out(sequences: Sequence[S]) -> tuple[list[S], list[S]]:
 
 def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     """Return batches with about `n_tokens` tokens in total, sampled with a fixed seed."""
-    order = np.random.default_rng(0).permutation(len(batches))
-    so_far = np.cumsum([batches[k].n_tokens for k in order])
-    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
+    return first_batches([batches[k] for k in np.random.default_rng(0).permutation(len(batches))], n_tokens)
+
+
+def first_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
+    """Return the first batches with about `n_tokens` tokens in total."""
+    so_far = np.cumsum([batch.n_tokens for batch in batches])
+    return list(batches[: int(np.searchsorted(so_far, n_tokens)) + 1])
 
 
 def check_tokens(function: str, batches: Sequence[Batch], least: int) -> None:

@@ -37,7 +37,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E4
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
-from tnlib_adapters.compression.text import hold_out  # noqa: E402
+from tnlib_adapters.compression.text import hold_out, sample_batches  # noqa: E402
 from tnlib_adapters.factors.model_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
@@ -83,10 +83,8 @@ def first_batch(model) -> Batch:
 
 def calibrated_layers(checkpoint, model, batches, workspace=None):
     request = Request.of(Budget(keep=0.5), calibration="text.txt", what="attention")
-    streams = Streams(batches, model.sizes.d_model)
-    parts = collect_calibration(
-        model, batches, streams, calibrated_factorisation("cpu"), request, workspace or Workspace()
-    )
+    streams = Streams(sample_batches(batches, request.tokens), model.sizes.d_model)
+    parts = collect_calibration(model, streams, calibrated_factorisation("cpu"), request, workspace or Workspace())
     return [part.load() for part in parts.values()]
 
 

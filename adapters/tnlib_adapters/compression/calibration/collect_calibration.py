@@ -18,13 +18,13 @@ from tnlib_adapters.compression.calibration.statistics import (
     fold_biases,
     read_group,
 )
-from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.progress import Progress, Stage
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.compression.text import first_batches
 from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
 from tnlib_adapters.factors.projections import put_together, take_apart
 from tnlib_adapters.files.process_memory import release_free_memory
@@ -142,7 +142,6 @@ class StatisticsPasses:
 
 def collect_calibration(
     model: RunningModel,
-    batches: Sequence[Batch],
     streams: Streams,
     factorise: GroupFactorisation,
     request: Request,
@@ -152,13 +151,12 @@ def collect_calibration(
     """Return the weights that a request selects, by module, factorised by statistics of a text.
 
     The statistics are collected block by block, and saved if there is a `folder`. `streams` are those of the batches of
-    the fit, of which those of the statistics are the first. `workspace` has the memory and files of the factorised
+    the fit, the first of which are those of the statistics. `workspace` has the memory and files of the factorised
     weights and of inputs and gradients, and the executor.
     """
     checkpoint = model.weights.source.checkpoint
     weights = compressed_weights(checkpoint, request.what, with_text=True)
-    check_tokens(model.function, batches, widest_component(weights))
-    sample = sample_batches(batches, request.tokens // 2)
+    sample = first_batches(streams.batches, request.tokens // 2)
     if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
         model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
     uses = find_uses(model, weights)

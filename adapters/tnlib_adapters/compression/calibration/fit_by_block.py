@@ -14,13 +14,13 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import GroupFactorisation
-from tnlib_adapters.compression.compressed_part import compressed_weights
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.factorisation import COSINE, DIVERGENCE, Chosen, Factorisation
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import TokenSequences, sample_batches
+from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
@@ -101,7 +101,8 @@ def factorise_and_fit(
     or the folder of the run belongs to another model, text, method or choice of weights.
     """
     checkpoint, model, workspace = source.checkpoint, source.original, workspace or Workspace()
-    batches = model.batches(text)
+    weights, batches = compressed_weights(checkpoint, request.what, with_text=True), model.batches(text)
+    check_tokens(model.function, batches, widest_component(weights))
     in_fit = sample_batches(batches, request.tokens)
     n_steps, n_output_batches = fit_steps(
         len(in_fit),
@@ -119,7 +120,7 @@ def factorise_and_fit(
         admits=workspace.admits if folder is None else None,  # those of a folder are for a later run too
         keeps_inputs=n_steps > 0,
     )
-    parts = collect_calibration(model, batches, streams, factorise, request, workspace, folder)
+    parts = collect_calibration(model, streams, factorise, request, workspace, folder)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         chosen = ChosenWeights(model, parts, options)
@@ -129,7 +130,6 @@ def factorise_and_fit(
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
         return fit_scales(model, streams, chosen, n_output_batches, request)
 
-    weights = compressed_weights(checkpoint, request.what, with_text=True)
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
     return Factorisation(
         request.method,
