@@ -16,6 +16,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,9 @@ import click
 import numpy as np
 from tnlib_adapters import Budget
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+from tnlib_adapters.compression.calibration.collect_calibration import StatisticsPasses
+from tnlib_adapters.compression.calibration.group_moments import RoundingMoments
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.evaluate import Reference
 from tnlib_adapters.compression.methods.components import Components, table_components
@@ -89,8 +91,9 @@ def collect(
     """Return the statistics of the batches, for rounding; without a workspace all is in memory."""
     kept = dict[str, Array](), dict[str, Array](), dict[str, Array]()
 
-    streams = Streams.temporary(batches, model.sizes.d_model)
-    passes = StatisticsPasses(model, uses, batches, streams, workspace or Workspace(), quiet)
+    streams = Streams(batches, model.sizes.d_model)
+    moments_of = partial(RoundingMoments, model, batches, workspace or Workspace())
+    passes = StatisticsPasses(model, uses, batches, streams, moments_of, quiet)
     for _, statistics in passes.run():
         for part, arrays in zip(kept, (statistics.reads, statistics.slopes, statistics.scales), strict=True):
             part.update(arrays)

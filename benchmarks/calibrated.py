@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from tnlib_adapters import Budget
@@ -93,16 +93,20 @@ def without_fit() -> Run:
         from tnlib_adapters.compression.compressed_part import compressed_weights
         from tnlib_adapters.compression.evaluate import Reference
         from tnlib_adapters.compression.methods.factorisation import Factorisation
+        from tnlib_adapters.compression.methods.out_of_core import Workspace
         from tnlib_adapters.compression.options import Budget
         from tnlib_adapters.compression.request import Request
+        from tnlib_adapters.compression.text import sample_batches
         from tnlib_adapters.factors.model_weights import count_parameters
         from tnlib_adapters.factors.projections import put_together
+        from tnlib_adapters.instrument.block_passes import Streams
         from tnlib_adapters.instrument.running_model import open_running
 
         checkpoint, model = open_checkpoint(source), open_running(source)
-        batches = model.batches(calibration.read_text(encoding="utf-8"))
         request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
-        parts = collect_calibration(checkpoint, model, batches, calibrated_factorisation("cpu"), request)
+        batches = sample_batches(model.batches(calibration.read_text(encoding="utf-8")), request.tokens)
+        streams = Streams(batches, model.sizes.d_model)
+        parts = collect_calibration(model, streams, calibrated_factorisation("cpu"), request, Workspace())
         found = Factorisation("calibrated", parts, count_parameters(compressed_weights(checkpoint, "attention")))
         options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
         weights = [(part.load().weights, options[module]) for module, part in parts.items()]
@@ -223,14 +227,17 @@ def tune_folder(before: Path, after: Path, text: str, out: Path, n_steps: int | 
 def open_factored(folder: Path) -> RunningModel:
     """Load a compressed folder as transformers does, with factors as parameters."""
     import torch
+    from tnlib_adapters.attention.layer_arguments import wire_model
     from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
     from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer
-    from tnlib_adapters.instrument.running_model import running
+    from tnlib_adapters.instrument.running_model import RunningModel, running_layers
     from transformers import AutoModel, AutoModelForCausalLM
 
     loader = AutoModel if open_checkpoint(folder).wiring.unembedding is None else AutoModelForCausalLM
     model = loader.from_pretrained(folder, **OFFLINE, dtype=torch.float32).eval().requires_grad_(False)
-    return running(model, load_tokenizer("tune", folder), 256, "tune")
+    wiring, tokenizer = wire_model(model, "tune"), load_tokenizer("tune", folder)
+    without_weights: Any = None  # those of the model are trained, and not read from its folder
+    return RunningModel(model, tokenizer, wiring, running_layers(model, wiring), without_weights, 256, "tune", 1024)
 
 
 def tune(

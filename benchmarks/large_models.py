@@ -186,7 +186,7 @@ def forward_pass(source: str, text: str) -> None:
     batches = model.batches(hold_out(model.sequences([Path(text).read_text(encoding="utf-8")]))[0])
     with tempfile.TemporaryDirectory() as folder:
         started, processor = time.perf_counter(), time.process_time()
-        forward(OuterLayers(model), Streams(Path(folder), batches, model.sizes.d_model))
+        forward(OuterLayers(model), Streams(batches, model.sizes.d_model, folder=Path(folder)))
         print(json.dumps([time.perf_counter() - started, time.process_time() - processor]))
 
 

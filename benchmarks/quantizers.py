@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tnlib_adapters.compression.methods.components import Components, components, multiply_rows, triangular_root
+from tnlib_adapters.compression.methods.components import Components, components, moment_roots, multiply_rows
 
 from tnlib._typing import Array
 
@@ -286,7 +286,7 @@ def largest_products(queries: Array, keys: Array, rank: int, *, rotary: bool) ->
 
 def query_key_basis(queries: Array, keys: Array, rank: int) -> tuple[Array, Array]:
     """Return M and N (d_head, rank), N^T M = 1, so that q M N^T k^T has the smallest error of A3 without rotations."""
-    (root, inverse), (other, inverse_of_other) = triangular_root(queries), triangular_root(keys)
+    (root, inverse), (other, inverse_of_other) = moment_roots(queries), moment_roots(keys)
     u, sizes, vh = np.linalg.svd(root @ other.T)
     scales = np.sqrt(np.maximum(sizes[:rank], 1e-12 * sizes[0]))
     return inverse @ u[:, :rank] * scales, inverse_of_other @ vh[:rank].T * scales
@@ -298,7 +298,7 @@ def value_basis(outputs: Array, moments: Array, rank: int) -> tuple[Array, Array
     With the second moments of the values (MoDeGPT) that is the truncated SVD of C^1/2 W_V W_O; A3 takes those of the
     values averaged by attention.
     """
-    root, inverse = triangular_root(moments)
+    root, inverse = moment_roots(moments)
     u = np.linalg.svd(root @ outputs, full_matrices=False)[0][:, :rank]
     return inverse @ u, u.T @ root
 

@@ -42,7 +42,6 @@ from tnlib_adapters.compression.source_model import (
     limits_of,
     open_source,
     read_calibration,
-    request_placement,
 )
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.compression.write import loading_code, plan_bytes, write_checkpoint
@@ -134,14 +133,13 @@ def compress(
     checkpoint, documents = open_source(request, source, target)
     check_bits(request, checkpoint)
     limits = limits_of(checkpoint, request)
-    original = SourceModel(checkpoint, request.window, limits=limits, placement=request_placement(request))
+    original = SourceModel(checkpoint, request, limits)
     # tensors that are copied are checked before any work, the others as they are read
     read = {own.weight.name for own in compressed_weights(checkpoint, request.what, with_text=request.with_text)}
     check_finite([info for name, info in checkpoint.folder.tensors.items() if name not in read], progress)
     text = read_calibration(original, documents, progress)
     with scratch_folder(target) as scratch:
-        workspace = Workspace(limits.cache, scratch)
-        workspace.workers = Workers.of(run.executor)
+        workspace = Workspace(limits.cache, scratch, Workers.of(run.executor))
         plan = make_plan(original, request, None if text is None else text.sequences, workspace)
         release_free_memory()  # what the factorisation took, before a second model is in memory
         with whole_folder(target) as unfinished:

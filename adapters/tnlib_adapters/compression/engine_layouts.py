@@ -23,32 +23,19 @@ _MULTIPLE = 32  # of inputs and outputs of every layer: codes and zeros fill wor
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """Linear layers that a layout of an inference engine holds, each in one of these widths.
+    """Linear layers that a layout of an inference engine holds, each in one of these widths."""
 
-    Parameters
-    ----------
-    bits
-        Bits of a weight.
-    groups
-        Numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them.
-    of_causal, of_encoders
-        Format of the tensors (`factors.engine_tensors`) of models that predict the next token, and of encoders; "" if
-        the engine has none.
-    super_bits
-        Bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take.
-    holds_tables
-        True if embedding and unembedding are integers too.
-    fuses
-        True if weights of one input have one width and group: vLLM and SGLang join queries, keys and values, and gate
-        and up.
-    """
-
-    bits: tuple[int, ...]
+    bits: tuple[int, ...]  # of a weight
+    # numbers of inputs that share a scale; the largest that divides the inputs is an option, and 0 for all of them
     groups: tuple[int, ...]
-    of_causal: str
+    # formats of the tensors (`factors.engine_tensors`); "" if the engine has none
+    of_causal: str  # of models that predict the next token
     of_encoders: str
+    # bits of a weight whose inputs are a multiple of 256, with the average that they and their scales take
     super_bits: Mapping[int, float] = field(default_factory=dict)
-    holds_tables: bool = False
+    holds_tables: bool = False  # True if embedding and unembedding are integers too
+    # True if weights of one input have one width and group: vLLM and SGLang join queries, keys and values, and gate
+    # and up
     fuses: bool = False
 
     @property
@@ -56,9 +43,9 @@ class EngineLayout:
         """Average below which no budget can be met without super-blocks."""
         return min(self.bits) + (0 if 0 in self.groups else 16 / max(self.groups))
 
-    def format_of(self, *, predicts: bool) -> str:
-        """Return the format of the tensors of a model that predicts tokens, or of another."""
-        return self.of_causal if predicts else self.of_encoders
+    def format_of(self, checkpoint: Checkpoint) -> str:
+        """Return the format of the tensors of a model."""
+        return self.of_encoders if checkpoint.wiring.unembedding is None else self.of_causal
 
 
 K_QUANTS = {2: 2.625, 3: 3.4375, 4: 4.5, 5: 5.5, 6: 6.5625, 8: 8.5}
@@ -107,7 +94,7 @@ def _check_width(layout: str, budget: Budget, widths: Iterable[int], which: str 
 def check_engine(layout: str, checkpoint: Checkpoint, budget: Budget) -> None:
     """Raise if a model cannot be written in a layout of an engine."""
     engine, wiring, inputs = ENGINES[layout], checkpoint.wiring, set[int]()
-    if not engine.format_of(predicts=wiring.unembedding is not None) or wiring.encoder is not None:
+    if not engine.format_of(checkpoint) or wiring.encoder is not None:
         raise ArgumentError(
             f"compress: layout {layout!r} needs a model that predicts tokens, got a {wiring.model_type}; pass layout "
             "'compressed-tensors' or 'factored'."

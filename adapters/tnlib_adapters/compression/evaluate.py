@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tnlib_adapters.instrument.block_passes import Outputs
     from tnlib_adapters.instrument.running_model import RunningModel
-    from tnlib_adapters.instrument.stored_weights import Group, StoredWeights
+    from tnlib_adapters.instrument.stored_weights import Group
 
 LOGITS_AT_A_TIME = 1 << 22  # in double precision at a time
 
@@ -211,7 +211,7 @@ def round_weights(model: RunningModel, weights: Sequence[ModelWeight]) -> Runnin
     """Return a copy of a model with these weights rounded to plain int8: one scale per output."""
     import torch
 
-    source = cast("StoredWeights", model.weights).source
+    source = model.weights.source
     linears = {own.linear.weight: own.linear for own in weights}
 
     def in_int8(_: int, values: Group) -> Group:

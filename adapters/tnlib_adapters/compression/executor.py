@@ -43,26 +43,19 @@ class Workers:
     n_pending: int
 
     def map(self, calls: Iterable[Callable[[], R]]) -> Iterator[R]:
-        """Yield the results of calls in their order; a call is taken from the iterable when it is submitted."""
+        """Yield the results of calls in their order; a call is taken from the iterable when it is submitted.
+
+        Raises the error of a call; `ClusterError` if the processes are lost.
+        """
         pending: deque[Future[R]] = deque()
         for call in calls:
-            pending.append(self.submit(call))
+            with _loss_in_one_sentence(OSError):  # the pipes of a pool; errors of a call are in its future
+                pending.append(self.executor.submit(call))
             del call  # and its arrays
             if len(pending) >= self.n_pending:
-                yield self.result(pending.popleft())
+                yield _result(pending.popleft())
         while pending:
-            yield self.result(pending.popleft())
-
-    def submit(self, call: Callable[[], R]) -> Future[R]:
-        """Start a call."""
-        # OSError is of the pool, whose pipes are closed: errors of the call are in the future
-        with _loss_in_one_sentence(OSError):
-            return self.executor.submit(call)
-
-    def result(self, future: Future[R]) -> R:
-        """Return the result of a call, or raise its error; `ClusterError` if the processes are lost."""
-        with _loss_in_one_sentence():
-            return future.result()
+            yield _result(pending.popleft())
 
     @classmethod
     def of(cls, executor: Executor | None) -> Workers:
@@ -72,6 +65,11 @@ class Workers:
         client = getattr(executor, "_client", None)  # of dask
         count = getattr(executor, "_max_workers", os.cpu_count()) if client is None else sum(client.nthreads().values())
         return cls(executor, 2 * (count or 1))
+
+
+def _result(future: Future[R]) -> R:
+    with _loss_in_one_sentence():
+        return future.result()
 
 
 SERIAL = Workers(_InThisProcess(), 1)

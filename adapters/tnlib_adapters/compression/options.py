@@ -89,9 +89,14 @@ class Budget:
     store: str = "float"
 
     def __post_init__(self) -> None:
-        for name in _BOUNDS:
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _checked_bound(name, value))
+        for name, (is_inside, bounds, meaning) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_real or not is_inside(float(value)):
+                raise ArgumentError(f"Budget: {name} must {bounds}, got {value!r}; it is {meaning}.")
+            object.__setattr__(self, name, float(value))
         check_one_of("Budget", "store", self.store, tuple(STORES))
 
     @property
@@ -247,12 +252,3 @@ _BOUNDS: Mapping[str, tuple[Callable[[float], bool], str, str]] = {  # of a budg
         "the predicted error that is allowed, for example 0.02",
     ),
 }
-
-
-def _checked_bound(name: str, value: Any) -> float:
-    """Return a bound of a budget as a float, or raise."""
-    is_inside, bounds, meaning = _BOUNDS[name]
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_real or not is_inside(float(value)):
-        raise ArgumentError(f"Budget: {name} must {bounds}, got {value!r}; it is {meaning}.")
-    return float(value)

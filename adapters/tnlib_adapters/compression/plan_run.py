@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
 from tnlib_adapters.compression.calibration.quantize import check_bits, forms_of
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.components import components_on_device, second_moments
@@ -30,7 +29,6 @@ from tnlib_adapters.compression.source_model import (
     limits_of,
     open_source,
     read_calibration,
-    request_placement,
 )
 from tnlib_adapters.compression.text import check_tokens, sample_batches
 from tnlib_adapters.factors.model_weights import ModelWeight, count_parameters, n_bytes, tensors_of
@@ -200,11 +198,11 @@ def _time_passes(
     weights: Sequence[ModelWeight],
 ) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
+    from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
     n_blocks = checkpoint.n_layers
-    by_block = replace(limits, weights=0)  # of which one is read
-    source = SourceModel(checkpoint, request.window, by_block, request_placement(request))
+    source = SourceModel(checkpoint, request, replace(limits, weights=0))  # one block is read
     model, text = source.original, cast(CalibrationText, read_calibration(source, documents))
     batches, held_out = model.batches(text.sequences), _count(model.batches(text.held_out))
     check_tokens("compress", batches, widest_component(weights))

@@ -380,11 +380,8 @@ def _sizes_of_layers(report: Report) -> list[tuple[str, str]]:
     layers = [list(layer) for _, layer in itertools.groupby(projections, key=lambda weight: weight.module)]
     if not layers:
         return [("", "")] * len(report.layers)
-    return [(" ".join(map(_bits, layer)), _kb(layer)) for layer in layers]
-
-
-def _bits(weight: RoundedReport) -> str:
-    return str(weight.bits) if weight.rank is None else f"{weight.bits}(rank {weight.rank})"
+    bits = [[f"{w.bits}" if w.rank is None else f"{w.bits}(rank {w.rank})" for w in layer] for layer in layers]
+    return [(" ".join(of_layer), _kb(layer)) for of_layer, layer in zip(bits, layers, strict=True)]
 
 
 def _total(report: Report) -> tuple[str, str]:

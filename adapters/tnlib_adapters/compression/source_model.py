@@ -15,6 +15,7 @@ from tnlib_adapters.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from tnlib_adapters.compression.calibration.resumed_run import check_run_folder
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.out_of_core import CACHE_BYTES
+from tnlib_adapters.compression.options import Run
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.text import hold_out, read_documents, sample_batches
@@ -25,7 +26,6 @@ from tnlib_adapters.files.tokenizer import MAX_TOKENS
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Document, RunningModel
-    from tnlib_adapters.instrument.stored_weights import Placement
 
 
 _FEWEST_TOKENS = 32  # of a batch
@@ -48,19 +48,14 @@ class Limits:
 class SourceModel:
     """A checkpoint as a running model, made at its first use and only once.
 
-    Every step that changes weights works on a copy and drops it. `max_tokens` are read of each line of a text, or in
-    each window. Without `placement` the model is in float32 on the host.
+    Every step that changes weights works on a copy and drops it. The window of the text, the device and the dtype are
+    those of a request; the defaults without one.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        max_tokens: int = MAX_TOKENS,
-        limits: Limits = Limits(),
-        placement: Placement | None = None,
-    ) -> None:
-        self.checkpoint, self.max_tokens = checkpoint, max_tokens
-        self._limits, self._placement = limits, placement
+    def __init__(self, checkpoint: Checkpoint, request: Request | None = None, limits: Limits = Limits()) -> None:
+        self.checkpoint, self._limits = checkpoint, limits
+        self._window = MAX_TOKENS if request is None else request.window
+        self._run = Run() if request is None else request.run
 
     @cached_property
     def original(self) -> RunningModel:
@@ -70,24 +65,16 @@ class SourceModel:
     def open(self, checkpoint: Checkpoint | Path) -> RunningModel:
         """Return a checkpoint as a running model that reads texts within the same limits."""
         from tnlib_adapters.instrument.running_model import open_running
+        from tnlib_adapters.instrument.stored_weights import placement_of
 
         return open_running(
             checkpoint,
             "compress",
-            self.max_tokens,
+            self._window,
             batch_tokens=self._limits.tokens,
             max_weights=self._limits.weights,
-            placement=self._placement,
+            placement=placement_of("compress", self._run.device, self._run.dtype),
         )
-
-
-def request_placement(request: Request) -> Placement | None:
-    """Return where the model runs on the calibration text; None without one, which needs no torch."""
-    if request.calibration is None:
-        return None
-    from tnlib_adapters.instrument.stored_weights import placement_of
-
-    return placement_of("compress", request.run.device, request.run.dtype)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tnlib import ArgumentError, MissingFileError
 from tnlib._typing import Array
-from tnlib._validate import as_path
+from tnlib._validate import as_path, import_optional
 
 if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, Document
@@ -121,12 +121,7 @@ def _token_ids(function: str, parameter: str, file: Path) -> list[Document]:
 
 
 def _rows(function: str, folder: Path) -> Iterator[Any]:
-    """Yield the rows of a dataset on disk."""
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        message = f"{function}: a folder of calibration data needs datasets, which is absent; pip install datasets."
-        raise ModuleNotFoundError(message, name="datasets") from None
+    datasets = import_optional(f"{function}: a folder of calibration data", "datasets", "datasets")
     try:
         loaded = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, KeyError, TypeError, OSError) as problem:
@@ -158,9 +153,13 @@ def hold_out(sequences: Sequence[S]) -> tuple[list[S], list[S]]:
 
 def sample_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
     """Return batches with about `n_tokens` tokens in total, sampled with a fixed seed."""
-    order = np.random.default_rng(0).permutation(len(batches))
-    so_far = np.cumsum([batches[k].n_tokens for k in order])
-    return [batches[k] for k in order[: int(np.searchsorted(so_far, n_tokens)) + 1]]
+    return first_batches([batches[k] for k in np.random.default_rng(0).permutation(len(batches))], n_tokens)
+
+
+def first_batches(batches: Sequence[Batch], n_tokens: int) -> list[Batch]:
+    """Return the first batches with about `n_tokens` tokens in total."""
+    so_far = np.cumsum([batch.n_tokens for batch in batches])
+    return list(batches[: int(np.searchsorted(so_far, n_tokens)) + 1])
 
 
 def check_tokens(function: str, batches: Sequence[Batch], least: int) -> None:

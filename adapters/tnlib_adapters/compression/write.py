@@ -45,7 +45,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     if layout in ENGINES:
         weights = weights_of(checkpoint.wiring, checkpoint.folder.tensors)
         modules = {(own.module, own.of): own.linear.module for own in weights}
-        config[KEY] = DESCRIBE[_format_of(checkpoint, layout)](
+        config[KEY] = DESCRIBE[ENGINES[layout].format_of(checkpoint)](
             {modules[described.module, described.of]: _whole_weight(described)[0] for described in every}
         )
     new = _replaced(checkpoint, plan, layout)
@@ -62,7 +62,7 @@ def loading_code(checkpoint: Checkpoint, layout: str) -> str:
     name = "AutoModel" if wiring.unembedding is None else "AutoModelForCausalLM"
     if layout == GGUF:
         return f"import transformers; model = transformers.{name}.from_pretrained(folder, gguf_file={GGUF_FILE!r})"
-    if layout in ENGINES and _format_of(checkpoint, layout) == GPTQ:
+    if layout in ENGINES and ENGINES[layout].format_of(checkpoint) == GPTQ:
         return "import gptqmodel; model = gptqmodel.GPTQModel.load(folder)"
     modules = "tnlib_adapters.transformers_plugin, transformers" if layout == "factored" else "transformers"
     return f"import {modules}; model = transformers.{_CLASSES.get(wiring.model_type, name)}.from_pretrained(folder)"
@@ -83,10 +83,9 @@ class _NewTensor(TensorInfo):
         return self.make(self.name)
 
 
-def lazy_entries(new: NewTensors) -> list[Entry]:
+def _lazy_entries(new: NewTensors) -> list[Entry]:
     """Return tensors that are made together when the first is written; none is kept after it was written."""
-    forms, make = new
-    tensors = dict[str, Array]()
+    (forms, make), tensors = new, dict[str, Array]()
 
     def get(name: str) -> Array:
         if not tensors:
@@ -113,12 +112,12 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
             return [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
 
         if layout in ENGINES:
-            stored_as = _format_of(checkpoint, layout)
-            entries = lazy_entries(_new_integers(weights[module], described, matrices, stored_as, replaced, dtype))
+            stored_as = ENGINES[layout].format_of(checkpoint)
+            entries = _lazy_entries(_new_integers(weights[module], described, matrices, stored_as, replaced, dtype))
         elif layout == "dense":
-            entries = lazy_entries(_new_dense(checkpoint, weights[module], matrices, replaced, dtype))
+            entries = _lazy_entries(_new_dense(checkpoint, weights[module], matrices, replaced, dtype))
         else:
-            entries = lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
+            entries = _lazy_entries(_new_factors(checkpoint, described, matrices, dtype))
             # Empty tensors under the names of the weights: software that does not know factors refuses the folder
             # instead of initialising the weights at random.
             empty = np.empty(0, STORED_AS[dtype])
@@ -134,8 +133,6 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
 def _new_factors(
     checkpoint: Checkpoint, described: Sequence[Description], matrices: Matrices, dtype: str
 ) -> NewTensors:
-    """Return the tensors of the factors of a module."""
-
     def make() -> dict[str, Array]:
         arrays = dict[str, Array]()
         for matrix in matrices():
@@ -220,18 +217,12 @@ def _whole_weight(description: Description) -> tuple[IntegerFormat, tuple[int, .
     return form, shape[::-1] if form.axes == (1,) else shape
 
 
-def _format_of(checkpoint: Checkpoint, layout: str) -> str:
-    """Return the format of tensors of a layout of an engine for this model."""
-    return ENGINES[layout].format_of(predicts=checkpoint.wiring.unembedding is not None)
-
-
 def is_rewritten(description: Description) -> bool:
     """Return False for a dense weight outside the attention that is not rounded, whose tensor is copied."""
     return bool(description.of or description.formats) or description.kind != "dense"
 
 
 def _by_module(checkpoint: Checkpoint) -> dict[str, list[ModelWeight]]:
-    """Return the weights of every module."""
     weights = dict[str, list[ModelWeight]]()
     for own in weights_of(checkpoint.wiring, checkpoint.folder.tensors):
         weights.setdefault(own.module, []).append(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, cast
@@ -116,8 +116,6 @@ class Block:
 
     def without(self, weights: Weights) -> AbstractContextManager[None]:
         """Free its own weights that are not used with these inside, if the model does not fit in memory."""
-        if self.model.weights is None:
-            return nullcontext()
         names = [name if isinstance(value, Tensor) else f"{name}.weight" for name, value in weights.items()]
         return self.model.weights.without(self.k, [f"{self.path}.{name}" for name in names])
 

@@ -30,44 +30,42 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # further positional and keyword 
 class Streams:
     """Residual streams of batches, or gradients at them, by name: in memory if `admits` allows it, else in files.
 
-    The file of a name is in `folder`; `held` has the bytes of those in memory, and can be shared with other streams.
-    Numbers are stored in bfloat16 if `dtype`, that of the blocks, is bfloat16, otherwise in float32: gradients of deep
-    models are outside the range of float16.
+    The file of a name is in `folder`, by default a temporary one that is removed with the object. Numbers are stored in
+    bfloat16 if `dtype`, that of the blocks, is bfloat16, otherwise in float32: gradients of deep models are outside the
+    range of float16. `keeps_inputs` is True if those at the inputs of blocks stay for a fit once they were used.
     """
 
     def __init__(
         self,
-        folder: Path,
         batches: Sequence[Batch],
         width: int,
         dtype: torch.dtype = torch.float32,
         *,
+        folder: Path | None = None,
         admits: Admits | None = None,
-        held: dict[str, Array] | None = None,
+        keeps_inputs: bool = True,
     ) -> None:
-        self.folder, self.batches, self._width = folder, batches, width
-        self._admits, self._held = admits, {} if held is None else held
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="tnlib-"))
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.batches, self.keeps_inputs, self._width, self._admits = batches, keeps_inputs, width, admits
+        self._held = dict[str, Array]()  # bytes of those in memory
         self._dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self._shapes = [tuple(batch.ids.shape) for batch in batches]
         sizes = [self._dtype.itemsize * width * texts * tokens for texts, tokens in self._shapes]
         self._starts, self._n_bytes = [sum(sizes[:k]) for k in range(len(sizes))], sum(sizes)
 
-    @classmethod
-    def temporary(cls, batches: Sequence[Batch], width: int, **options: Any) -> Streams:
-        """Return streams with a temporary folder, which is removed with the object."""
-        streams = cls(Path(tempfile.mkdtemp(prefix="tnlib-")), batches, width, **options)
-        weakref.finalize(streams, shutil.rmtree, streams.folder, ignore_errors=True)
-        return streams
-
     def split(self, n_tokens: int) -> Streams:
-        """Return the same streams in batches of at most so many tokens, or of one text."""
+        """Return these streams in batches of at most so many tokens, or of one text, while these exist."""
         parts = list[Batch]()
         for batch in self.batches:
             n_texts = max(1, n_tokens // batch.ids.shape[1])
             starts = range(0, len(batch.ids), n_texts)
             parts += [batch.part((slice(start, start + n_texts), slice(None))) for start in starts]
         # texts are stored one after the other
-        return Streams(self.folder, parts, self._width, self._dtype, admits=self._admits, held=self._held)
+        split = Streams(parts, self._width, self._dtype, folder=self.folder, admits=self._admits)
+        split._held = self._held
+        return split
 
     def has(self, name: str) -> bool:
         """Test if streams are stored, those of all batches that were written."""
@@ -139,7 +137,8 @@ class OuterLayers:
             x, call = split_call(args, kwargs)
             entering.append(x)
             calls.append(call)
-            if k == 0 and self._runs_first:
+            # until it is known what blocks return, and always of T5: its first block makes a bias for all others
+            if k == 0 and (not self._has_run or self.model.wiring.layers[0].attention.relative_bias is not None):
                 self.model.load(0)
                 block = self.model.layers[0].block
                 with torch.no_grad():
@@ -166,11 +165,6 @@ class OuterLayers:
         with self._replaced(forward):
             return self.model(batch)
 
-    @property
-    def _runs_first(self) -> bool:
-        """True until it is known what blocks return, and of T5: its first block makes a bias for all others."""
-        return not self._has_run or self.model.wiring.layers[0].attention.relative_bias is not None
-
     def _returned(self, x: Tensor) -> Any:
         return x if self._beside is None else (x, *self._beside)
 
@@ -181,11 +175,8 @@ class OuterLayers:
         for k, block in enumerate(blocks):
             block.forward = partial(forward, k)
         try:
-            if self.model.weights is None:
+            with self.model.weights.paused():
                 yield
-            else:
-                with self.model.weights.paused():
-                    yield
         finally:
             for block in blocks:
                 del block.forward
@@ -281,7 +272,7 @@ class Outputs:
         self, model: RunningModel, batches: Sequence[Batch], progress: Callable[[int, int], None], admits: Admits
     ) -> None:
         self._outer = OuterLayers(model)
-        self._streams = Streams.temporary(batches, model.sizes.d_model, admits=admits)
+        self._streams = Streams(batches, model.sizes.d_model, admits=admits)
         total = len(model.layers) * len(batches)
         forward(self._outer, self._streams, lambda k, b: progress(k * len(batches) + b, total), inputs=())
         progress(total, total)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -155,7 +154,7 @@ def fit_layers(
     an earlier run on the same streams. When a layer is asked for, the one before it must be saved: the streams from
     which it was fitted are deleted.
     """
-    both = FitStreams(model, streams, tables, first)
+    both, n, generator = FitStreams(model, streams, tables, first), len(model.layers), torch.Generator().manual_seed(0)
 
     def fitted(k: int, order: Sequence[int]) -> W:
         model.drop()  # the tables of the input are large
@@ -168,8 +167,16 @@ def fit_layers(
         model.drop()
         return best
 
-    # without names for the weights, which would stay in memory while the next block is fitted
-    yield from starmap(fitted, _blocks_to_fit(both, n_steps, first, progress))
+    for k in range(n):
+        order = order_of_steps(both.fitted, n_steps, generator)
+        if k < first:  # the random numbers of later blocks are those of a run without interruption
+            continue
+        progress("fitting layers", k, n)
+        if k > first:
+            streams.remove(f"truncated-{k - 1}")
+        release_free_memory()
+        yield fitted(k, order)  # without a name, which would keep the weights in memory while the next are fitted
+    progress("fitting layers", n, n)
 
 
 class FactorFit:
@@ -196,23 +203,6 @@ class FactorFit:
         release_free_memory()
         halfway = partial(start.each, lambda a, b: (a + b) / 2, descended)
         return (lambda: descended), halfway, (lambda: start)
-
-
-def _blocks_to_fit(
-    streams: FitStreams, n_steps: int, first: int, progress: Callable[[str, int, int], None]
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield every block from the `first` on with the batches of its steps, and delete the streams before the last."""
-    n, generator = len(streams.calls[0]), torch.Generator().manual_seed(0)
-    for k in range(n):
-        order = order_of_steps(streams.fitted, n_steps, generator)
-        if k < first:  # the random numbers of later blocks are those of a run without interruption
-            continue
-        progress("fitting layers", k, n)
-        if k > first:
-            streams.streams.remove(f"truncated-{k - 1}")
-        release_free_memory()
-        yield k, order
-    progress("fitting layers", n, n)
 
 
 def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:

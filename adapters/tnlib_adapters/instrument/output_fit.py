@@ -27,9 +27,8 @@ from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, split_batches, tables_in
-from tnlib_adapters.instrument.rounded_fit import steps_and_minima
+from tnlib_adapters.instrument.rounded_fit import MovedVector, steps_and_minima
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
-from tnlib_adapters.instrument.stored_weights import StoredWeights
 
 _RATE = 0.01  # of relative changes
 _STEP_TOKENS = 256  # of a step, or one text. Built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
@@ -59,7 +58,7 @@ def fit_to_output(
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     before = fit.error(held_out)
-    optimiser, schedule = make_optimiser(fit.moves, _RATE, len(order), fused=False)
+    optimiser, schedule = make_optimiser([moving.move for moving in fit.moving], _RATE, len(order), fused=False)
     for done, b in enumerate(order):
         progress(done, len(order))
         fit.add_gradients(b)
@@ -79,22 +78,23 @@ class _OutputFit:
         self._calls = forward(self._original, streams, inputs=())
         in_blocks = [[name for name in names if name in matrices] for names in model.wiring.modules_by_block]
         outside = matrices.keys() - {name for names in in_blocks for name in names}
-        tables = {name: _values_of(*matrices[name]) for name in outside}
+        tables = dict[str, Array]()
+        for name in outside:
+            (matrix,) = matrices[name]
+            tables[name] = weight_of_parts([integers.values() for integers in matrix.integers.values()])
         self._rounded = OuterLayers(model.changed(lambda _, group: group | tables_in(model, tables, group)))
         self._blocks = [
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
         ]
-
-    @property
-    def moves(self) -> list[Tensor]:
-        """The relative changes."""
-        return [move for block in self._blocks for move in block.moves]
+        self.moving = [moving for block in self._blocks for moving in block.moving]
 
     def store_moves(self) -> None:
-        """Move the scales, to values that their formats store, and the vectors by these changes, which become 0."""
-        for block in self._blocks:
-            block.store_moves()
+        """Move the scales, to values that their formats store, and the vectors by their changes, which become 0."""
+        with torch.no_grad():
+            for moving in self.moving:
+                moving.store_move()
+                moving.move.zero_()
 
     def result(self) -> tuple[Matrices, dict[str, Array]]:
         """Return the matrices with the scales as stored, and the vectors by stored name."""
@@ -160,33 +160,22 @@ class _FittedBlock:
             {part: _ScaledCodes(integers, device) for part, integers in matrix.integers.items()} for matrix in matrices
         ]
         self._biases = [
-            _Vector(as_tensor(matrix.arrays["bias"], device)) if "bias" in matrix.arrays else None
+            MovedVector(as_tensor(matrix.arrays["bias"], device)) if "bias" in matrix.arrays else None
             for matrix in matrices
         ]
-        self._vectors = dict[str, tuple[str, _Vector]]()
+        self._vectors = dict[str, tuple[str, MovedVector]]()
         if with_vectors:
             with torch.no_grad():
                 replaced = self._weights()
             self._vectors = {
-                name: (stored, _Vector(values.float()))
+                name: (stored, MovedVector(values.float()))
                 for name, stored, values in _vectors_of(block)
                 if name not in replaced
             }
 
     @property
-    def moves(self) -> list[Tensor]:
-        """The relative changes."""
-        return [moving.move for moving in self._moving]
-
-    def store_moves(self) -> None:
-        """Move scales and vectors by these changes, which become 0."""
-        with torch.no_grad():
-            for moving in self._moving:
-                moving.store_move()
-                moving.move.zero_()
-
-    @property
-    def _moving(self) -> list[_ScaledCodes | _Vector]:
+    def moving(self) -> list[_ScaledCodes | MovedVector]:
+        """Scales, biases and other vectors, each with its change."""
         grids = [grid for grids in self._grids for grid in grids.values()]
         biases = [bias for bias in self._biases if bias is not None]
         return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
@@ -218,20 +207,6 @@ class _FittedBlock:
         return weights | {name: vector.values() for name, (_, vector) in self._vectors.items()}
 
 
-class _Vector:
-    """A vector, and its change in units of its root mean square."""
-
-    def __init__(self, start: Tensor) -> None:
-        self.start, self._unit = start, start.square().mean().sqrt()
-        self.move = torch.zeros_like(start, requires_grad=True)
-
-    def values(self) -> Tensor:
-        return self.start + self._unit * self.move
-
-    def store_move(self) -> None:
-        self.start = self.values()
-
-
 class _ScaledCodes:
     """Codes of a matrix, their scales, and relative changes of these."""
 
@@ -251,14 +226,9 @@ class _ScaledCodes:
         self.scales = as_tensor(moved, self.scales.device)
 
 
-def _values_of(matrix: FactoredMatrix) -> Array:
-    values: Array = weight_of_parts([integers.values() for integers in matrix.integers.values()])
-    return values
-
-
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:
     """Yield the vectors of a block, biases and gains of norms: name below the block, name as stored, and values."""
-    path, source = block.path, cast(StoredWeights, block.model.weights).source
+    path, source = block.path, block.model.weights.source
     for name, parameter in block.layer.block.named_parameters():
         stored = source.stored.get(f"{path}.{name}")
         if parameter.ndim == 1 and isinstance(stored, str) and stored in source.checkpoint.folder.tensors:

@@ -27,7 +27,7 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.integers import IntegerFormat, Integers
 from tnlib_adapters.factors.projections import Projections
-from tnlib_adapters.instrument.block import Block, as_tensor
+from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.layer_fit import FitStreams, adam
 
 _RATE = 0.012  # learning rate of the weights, in steps of their grid
@@ -87,6 +87,22 @@ class _Grid:
         return self._scales * (1 + self.moves[1])
 
 
+class MovedVector:
+    """A vector, and its change in units of its root mean square."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start, self._unit = start, start.square().mean().sqrt()
+        self.move = torch.zeros_like(start, requires_grad=True)
+
+    def values(self) -> Tensor:
+        """Return the vector after the move."""
+        return self.start + self._unit * self.move
+
+    def store_move(self) -> None:
+        """Take over the move."""
+        self.start = self.values()
+
+
 def steps_and_minima(form: IntegerFormat, scales: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the scale of every entry of a matrix, and its value at code 0 with the sign changed."""
     (axis,) = form.axes
@@ -133,22 +149,20 @@ def _fitted(block: Block, streams: FitStreams, start: RoundedBlock, order: Seque
         name: [_Grid(*pair, device) for pair in zip(integers, start.originals[name], strict=True)]
         for name, integers in start.rounded.items()
     }
-    biases = {name: as_tensor(bias, device) for name, bias in start.biases.items()}
-    sizes = {name: bias.square().mean().sqrt() for name, bias in biases.items()}
-    shifts = {name: torch.zeros_like(bias, requires_grad=True) for name, bias in biases.items()}
+    biases = {name: MovedVector(as_tensor(bias, device)) for name, bias in start.biases.items()}
 
     def parameters() -> dict[str, Tensor]:
         values = {name: weight_of_parts([grid.values() for grid in parts]) for name, parts in grids.items()}
-        moved: dict[str, Any] = {name: bias + sizes[name] * shifts[name] for name, bias in biases.items()}
+        moved: dict[str, Any] = {name: bias.values() for name, bias in biases.items()}
         return block.of_weights(Projections(values, moved))
 
     all_moves = [grid.moves for parts in grids.values() for grid in parts]
     groups: list[Any] = [
         {"params": [move[0] for move in all_moves], "lr": _RATE},
         {"params": [move[1] for move in all_moves], "lr": _SCALE_RATE},
-        {"params": [*shifts.values()], "lr": _BIAS_RATE},
+        {"params": [bias.move for bias in biases.values()], "lr": _BIAS_RATE},
     ]
     adam(block, streams, [group for group in groups if group["params"]], parameters, _RATE, order)
-    moved = {name: (bias + sizes[name] * shifts[name]).detach().cpu().numpy() for name, bias in biases.items()}
+    moved = {name: as_array(bias.values().detach()) for name, bias in biases.items()}
     rounded = {name: tuple(grid.integers() for grid in parts) for name, parts in grids.items()}
     return RoundedBlock(rounded, start.originals, moved)

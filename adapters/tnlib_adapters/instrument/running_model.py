@@ -108,7 +108,7 @@ class Batch:
 class RunningModel:
     """A transformers model, its tokenizer, and the modules of its attention.
 
-    Its weights are on the device and in the dtype of `placement`; what it returns is in float32.
+    What it returns is in float32, whatever the dtype of its weights.
 
     Texts are read up to `max_tokens` tokens, if the model has as many positions, in batches of `batch_tokens` tokens.
     Errors on texts begin with `function`.
@@ -118,43 +118,38 @@ class RunningModel:
     tokenizer: Any
     wiring: Wiring
     layers: tuple[RunningLayer, ...]
-    max_tokens: int = MAX_TOKENS
-    function: str = "evaluate"
-    weights: StoredWeights | None = None
-    batch_tokens: int = BATCH_TOKENS
-    placement: Placement = Placement()  # noqa: RUF009  immutable
+    weights: StoredWeights
+    max_tokens: int
+    function: str
+    batch_tokens: int
 
     def changed(self, change: Change) -> RunningModel:
         """Return a copy with `change` applied to every group of weights; those that it returns unchanged are shared."""
-        if self.weights is None:
-            raise TypeError("RunningModel.changed: the weights must be those of a checkpoint folder.")
-        checkpoint = self.weights.source.checkpoint
-        arguments = checkpoint, self.tokenizer, self.max_tokens, self.function
-        return replace(_load(*arguments, change=change, original=self.weights), batch_tokens=self.batch_tokens)
+        arguments = self.tokenizer, self.max_tokens, self.function, self.batch_tokens
+        return _load(self.weights.source.checkpoint, *arguments, change=change, original=self.weights)
 
     @property
     def device(self) -> torch.device:
         """Device of the weights, the batches and the outputs."""
-        return self.placement.device
+        return self.weights.placement.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights, and of the streams between blocks while they are computed."""
-        return self.placement.dtype
+        return self.weights.placement.dtype
 
     @property
     def fits_in_memory(self) -> bool:
         """True if all weights stay in memory."""
-        return self.weights is None or self.weights.fit_in_memory
+        return self.weights.fit_in_memory
 
     def load(self, k: int) -> None:
         """Put the weights of the k-th block in place, if they are not in memory."""
-        if self.weights is not None:
-            self.weights.load(k)
+        self.weights.load(k)
 
     def drop(self) -> None:
         """Free the weights of a model that does not fit in memory; they are read again when they are used."""
-        if not self.fits_in_memory and self.weights is not None:
+        if not self.fits_in_memory:
             self.weights.drop()
             release_free_memory()
 
@@ -192,7 +187,7 @@ class RunningModel:
             stream = list(chain(joined, *ids))
             sequences = [stream[start : start + self.longest] for start in range(0, len(stream), self.longest)]
         else:
-            lines = [line for text in texts for line in text.splitlines() if line.strip()]
+            lines = _lines_of(documents)
             of_lines = self.tokenizer(lines, truncation=True, max_length=self.longest)["input_ids"] if lines else []
             sequences = [*of_lines, *(tokens[: self.longest] for tokens in ids)]
         return [sequence for sequence in sequences if len(sequence) > 1]
@@ -228,8 +223,7 @@ class RunningModel:
 
     def count_truncated(self, documents: Sequence[Document]) -> int:
         """Return how many lines of texts an embedding model reads truncated at `longest` tokens."""
-        texts = [document for document in documents if isinstance(document, str)]
-        lines = [line for text in texts for line in text.splitlines() if line.strip()]
+        lines = _lines_of(documents)
         return sum(len(ids) > self.longest for ids in self.tokenizer(lines, verbose=False)["input_ids"]) if lines else 0
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -256,8 +250,8 @@ def open_running(
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     tokenizer = load_tokenizer(function, checkpoint.folder.path)
-    running_model = _load(checkpoint, tokenizer, max_tokens, function, max_bytes=max_weights, placement=placement)
-    return replace(running_model, batch_tokens=batch_tokens)
+    arguments = checkpoint, tokenizer, max_tokens, function, batch_tokens
+    return _load(*arguments, max_bytes=max_weights, placement=placement)
 
 
 def make_without_weights(function: str, checkpoint: Checkpoint) -> Any:
@@ -306,19 +300,20 @@ def _parameters_on_meta() -> Iterator[None]:
         PreTrainedModel.initialize_weights = initialize  # type: ignore[method-assign]
 
 
-def _load(checkpoint: Checkpoint, tokenizer: Any, max_tokens: int, function: str, **options: Any) -> RunningModel:
+def _load(
+    checkpoint: Checkpoint, tokenizer: Any, max_tokens: int, function: str, batch_tokens: int, **options: Any
+) -> RunningModel:
     """Return the model of a checkpoint; options are those of `StoredWeights`."""
     model = make_without_weights(function, checkpoint)
     stored = find_stored(model, checkpoint, function)
-    empty = running(model, tokenizer, max_tokens, function)
-    source = Source(checkpoint, empty.wiring, stored)
-    weights = StoredWeights(model, [layer.block for layer in empty.layers], source, **options)
-    return replace(empty, weights=weights, placement=weights.placement)
-
-
-def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> RunningModel:
-    """Return a model in memory with the modules of its attention."""
     wiring = wire_model(model, function)
+    layers = running_layers(model, wiring)
+    weights = StoredWeights(model, [layer.block for layer in layers], Source(checkpoint, wiring, stored), **options)
+    return RunningModel(model, tokenizer, wiring, layers, weights, max_tokens, function, batch_tokens)
+
+
+def running_layers(model: Any, wiring: Wiring) -> tuple[RunningLayer, ...]:
+    """Return the blocks of a model with the modules of their attention."""
     sizes, modules, layers = wiring.sizes, dict(model.named_modules()), []
     for layer in wiring.layers:
         projections = {}
@@ -329,7 +324,7 @@ def running(model: Any, tokenizer: Any, max_tokens: int, function: str) -> Runni
                 columns = np.array([range(s.start, s.stop) for s in slices])
                 projections[name] = Projection(modules[linear.module], columns, name)
         layers.append(RunningLayer(modules[layer.module], projections))
-    return RunningModel(model, tokenizer, wiring, tuple(layers), max_tokens, function)
+    return tuple(layers)
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
@@ -355,6 +350,11 @@ def pooled(hidden: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over tokens, of norm 1."""
     weights = mask[..., None].to(hidden.dtype)
     return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+def _lines_of(documents: Sequence[Document]) -> list[str]:
+    texts = [document for document in documents if isinstance(document, str)]
+    return [line for text in texts for line in text.splitlines() if line.strip()]
 
 
 def _padded(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> Batch:

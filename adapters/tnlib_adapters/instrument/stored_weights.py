@@ -200,7 +200,6 @@ def _tie(model: Any, stored: Mapping[str, Any]) -> None:
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replace a parameter or buffer."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, value)
 
@@ -305,8 +304,9 @@ class StoredWeights:
         else:
             in_place = original._model.state_dict(keep_vars=True) if group in original._loaded else None
             values = original.read(group) if in_place is None else {n: in_place[n] for n in original._names[group]}
-        if self._change is not None:  # what it returns unchanged is shared
-            return self._change(group, _on_host(values))
+        if self._change is not None:  # what it returns unchanged is shared; numpy reads what it is given
+            dtypes = {name: torch.float32 if v.is_floating_point() else v.dtype for name, v in values.items()}
+            return self._change(group, {name: v.detach().to("cpu", dtypes[name]) for name, v in values.items()})
         if original is not None and original.fit_in_memory:
             return {name: value.detach().clone() for name, value in values.items()}
         return values
@@ -350,14 +350,6 @@ class StoredWeights:
             )
             for alias in self._same.get(name, [name]):
                 _set(self._model, alias, parameter)
-
-
-def _on_host(values: Group) -> Group:
-    """Return values that numpy reads."""
-    return {
-        name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype)
-        for name, value in values.items()
-    }
 
 
 def _load_before(weights: weakref.ref[StoredWeights], group: int, *_: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,6 @@ class WeightUse:
         return isinstance(self.module, nn.Embedding)
 
 
-Key = TypeVar("Key")
 WeightUses = Mapping[str, WeightUse]
 
 
@@ -176,17 +175,15 @@ def draw_tokens(p: Tensor, generator: torch.Generator) -> Tensor:
     rows = p.reshape(-1, p.shape[-1])
     at = torch.rand((len(rows), 1), generator=generator).to(p)
     few = max(1, _SUMS // p.shape[-1])
-    drawn = [_inverted(rows[k : k + few], at[k : k + few]) for k in range(0, len(rows), few)]
+    drawn = []
+    for k in range(0, len(rows), few):
+        sums = rows[k : k + few].cumsum(-1)
+        reached = torch.searchsorted(sums, at[k : k + few] * sums[:, -1:], right=True)
+        drawn.append(reached.clamp_(max=p.shape[-1] - 1))
     return torch.cat(drawn).reshape(*p.shape[:-1], 1)
 
 
-def _inverted(p: Tensor, at: Tensor) -> Tensor:
-    """Return the index, (rows, 1), at which the cumulative sums of p reach this share (rows, 1) of the whole."""
-    sums = p.cumsum(-1)
-    return torch.searchsorted(sums, at * sums[:, -1:], right=True).clamp_(max=p.shape[-1] - 1)
-
-
-def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableHandle:
+def output_of(module: nn.Module, into: dict[str, Tensor], key: str) -> RemovableHandle:
     """Store the output of a module in into[key] whenever it runs inside the block that the hook is entered for."""
 
     def hook(_: nn.Module, __: Any, out: Tensor) -> None:
@@ -195,7 +192,7 @@ def output_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> Removable
     return module.register_forward_hook(hook)
 
 
-def input_of(module: nn.Module, into: dict[Key, Tensor], key: Key) -> RemovableHandle:
+def input_of(module: nn.Module, into: dict[str, Tensor], key: str) -> RemovableHandle:
     """Store the input of a module in into[key] whenever it runs inside the block that the hook is entered for."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ transformers = pytest.importorskip("transformers")
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression import evaluate as evaluation  # noqa: E402
-from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses  # noqa: E402
+from tnlib_adapters.compression.calibration.collect_calibration import StatisticsPasses  # noqa: E402
+from tnlib_adapters.compression.calibration.group_moments import RoundingMoments  # noqa: E402
 from tnlib_adapters.compression.evaluate import (  # noqa: E402
     Evaluation,
     Reference,
@@ -202,7 +204,7 @@ def test_evaluations_do_not_depend_on_what_is_in_memory(
 
 def test_streams_are_split_by_texts(llama: Path) -> None:
     model = open_running(llama, batch_tokens=128)
-    streams = Streams.temporary(model.batches(TEXT), 3)
+    streams = Streams(model.batches(TEXT), 3)
     wanted = []
     for k, batch in enumerate(streams.batches):
         wanted.append(torch.randn(*batch.ids.shape, 3))
@@ -221,7 +223,7 @@ def test_streams_are_split_by_texts(llama: Path) -> None:
 def test_streams_that_are_missing_are_made_from_the_last_before_them(llama: Path) -> None:
     model = open_running(llama)
     outer, n = OuterLayers(model), len(model.layers)
-    streams = Streams.temporary(model.batches(TEXT), model.sizes.d_model)
+    streams = Streams(model.batches(TEXT), model.sizes.d_model)
     forward(outer, streams)
     wanted = {k: streams.read(f"stream-{k}", 0) for k in range(n + 1)}
     for k in (0, 2, n):
@@ -236,9 +238,10 @@ def test_streams_that_are_missing_are_made_from_the_last_before_them(llama: Path
 def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Path) -> None:
     model = open_running(llama)
     batches, n = model.batches(TEXT), len(model.layers)
-    streams = Streams.temporary(batches, model.sizes.d_model)
-    passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, Workspace(), quiet)
-    of_group = dict(passes.run(keeps_streams=keeps_streams))
+    streams = Streams(batches, model.sizes.d_model, keeps_inputs=keeps_streams)
+    moments_of = partial(RoundingMoments, model, batches, Workspace())
+    passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, moments_of, quiet)
+    of_group = dict(passes.run())
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}
     assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_streams else (n,))}

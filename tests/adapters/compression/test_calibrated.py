@@ -37,7 +37,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E4
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
-from tnlib_adapters.compression.text import hold_out  # noqa: E402
+from tnlib_adapters.compression.text import hold_out, sample_batches  # noqa: E402
 from tnlib_adapters.factors.model_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
@@ -74,7 +74,7 @@ def at_options(layer: ModuleWeights, choice: list[int]) -> Products:
 
 
 def streams_of(model, batches, folder) -> Streams:
-    return Streams(folder, batches, model.sizes.d_model)
+    return Streams(batches, model.sizes.d_model, folder=folder)
 
 
 def first_batch(model) -> Batch:
@@ -83,9 +83,8 @@ def first_batch(model) -> Batch:
 
 def calibrated_layers(checkpoint, model, batches, workspace=None):
     request = Request.of(Budget(keep=0.5), calibration="text.txt", what="attention")
-    parts = collect_calibration(
-        checkpoint, model, batches, calibrated_factorisation("cpu"), request, workspace=workspace
-    )
+    streams = Streams(sample_batches(batches, request.tokens), model.sizes.d_model)
+    parts = collect_calibration(model, streams, calibrated_factorisation("cpu"), request, workspace or Workspace())
     return [part.load() for part in parts.values()]
 
 
@@ -192,7 +191,7 @@ def test_models_in_memory_and_beyond_are_fitted_alike(name, folders):
     start = at_options(layers[1], [len(curve.costs) // 2 for curve in layers[1].curves])
     for limit in (None, 1):
         model = open_running(folders[name], max_weights=limit)
-        both = FitStreams(model, Streams.temporary(model.batches(made_up_text()), model.sizes.d_model))
+        both = FitStreams(model, Streams(model.batches(made_up_text()), model.sizes.d_model))
         block, tensors = Block(model, 1), start.each(lambda a, m=model: as_tensor(a, m.device))
         both.advance(Block(model, 0), {})
         ends.append(descend(block, both, tensors, [*both.fitted] * 4))

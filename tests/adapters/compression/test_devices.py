@@ -19,7 +19,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options, few_steps  # noqa: E402
 from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration import moment_sums  # noqa: E402
+from tnlib_adapters.compression.calibration import group_moments  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, output_fit, weight_inputs  # noqa: E402
@@ -76,7 +76,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         hosted.append(value.dtype)
         return np.zeros(1, np.float32)
 
-    monkeypatch.setattr(moment_sums, "on_host", to_host)
+    monkeypatch.setattr(group_moments, "on_host", to_host)
     projections, matrices = checkpoint.projections(1), checkpoint.wiring.layers[1].feed_forward_matrices
     weights = {name: projections.weights[name] for name in NAMES}
     weights |= {own.name: own.on_rows(checkpoint.read(own.weight)) for own in matrices}
@@ -94,7 +94,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         reads, slopes, at_stream = weight_inputs.observe_block(model, 1, x, calls[1], batch, of_block, gradient)
         assert {own.dtype for own in (*reads.values(), *slopes.values())} == {torch.float32}
         assert at_stream.device == DEVICE
-        sums = moment_sums.MomentSums(None, DEVICE)
+        sums = group_moments.MomentSums(None, DEVICE)
         for key, own in reads.items():
             sums.add(key, own)
         assert sums.finish().keys() == reads.keys()
@@ -127,7 +127,7 @@ def fit_scales(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> N
     block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
-    moves = block.moves
+    moves = [moving.move for moving in block.moving]
     assert len(moves) > len(matrices)
     assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}
     assert {move.grad.dtype for move in moves} == {torch.float32}

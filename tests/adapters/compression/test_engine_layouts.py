@@ -92,7 +92,7 @@ def test_every_weight_has_a_width_and_a_group_of_the_engine(layout: str, written
         group = info.shape[1] // info.n_groups
         assert group in engine.groups or (group == info.shape[1] and 0 in engine.groups)
     section = json.loads((out / "config.json").read_text())["quantization_config"]
-    assert section["quant_method"] == engine.format_of(predicts=True)
+    assert section["quant_method"] == engine.of_causal
     for name, info in integers.items():
         bits, group = scheme_of(section, name.removesuffix(".weight"))
         assert (bits, group or info.shape[1]) == (info.n_bits, info.shape[1] // info.n_groups)

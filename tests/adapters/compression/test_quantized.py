@@ -392,11 +392,11 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
         Request.of(Budget(store=f"int{bits}"), calibration="text.txt", what="attention"),
     )
     options = dict(zip(factorisation.parts, factorisation.by_part(factorisation.select(Budget())), strict=True))
-    streams = Streams(tmp_path, sample_batches(batches, 65_536), running.sizes.d_model)
+    streams = Streams(sample_batches(batches, 65_536), running.sizes.d_model, folder=tmp_path)
     errors = {}
     for n_steps in (0, 1, 30):
-        chosen = ChosenWeights(running.wiring, factorisation.parts, options)
-        ((_, matrices),) = fit_blocks(running, chosen, streams, fit_rounded, n_steps, Workspace())
+        chosen = ChosenWeights(running, factorisation.parts, options)
+        ((_, matrices),) = fit_blocks(chosen, streams, fit_rounded, n_steps, Workspace())
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, Calibration  # noqa: E402
+from tnlib_adapters.compression.calibration import collect_calibration as observed  # noqa: E402
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, FittedFiles  # noqa: E402
 from tnlib_adapters.compression.calibration.statistics import Statistics  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
@@ -21,7 +22,6 @@ from tnlib_adapters.factors.gguf_blocks import TYPES  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat  # noqa: E402
 from tnlib_adapters.factors.rounding import round_to_nearest  # noqa: E402
 from tnlib_adapters.files.safetensors_file import read_header  # noqa: E402
-from tnlib_adapters.instrument import weight_inputs as observed  # noqa: E402
 from transformers_models import made_up_text, quiet, random_model, save_with_tokenizer  # noqa: E402
 
 from tnlib import ArgumentError, FileFormatError  # noqa: E402

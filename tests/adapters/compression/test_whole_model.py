@@ -25,9 +25,12 @@ from tnlib_adapters.compression.calibration.calibrate import ComponentOptions, c
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration  # noqa: E402
 from tnlib_adapters.compression.compressed_part import compressed_weights, plain_bytes  # noqa: E402
 from tnlib_adapters.compression.methods.components import components  # noqa: E402
+from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
+from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
+from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
 from transformers import AutoModel  # noqa: E402
@@ -109,7 +112,8 @@ def test_losses_predict_what_a_little_of_every_component_costs(name: str, folder
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     names = modules_of(checkpoint, "all")
     request = Request.of(Budget(keep=0.5), calibration="text.txt")
-    parts = collect_calibration(checkpoint, before, before.batches(text), calibrated_factorisation("cpu"), request)
+    streams = Streams(sample_batches(before.batches(text), request.tokens), before.sizes.d_model)
+    parts = collect_calibration(before, streams, calibrated_factorisation("cpu"), request, Workspace())
     from tnlib_adapters.compression.evaluate import Reference
 
     for chosen in (names[1], names[-1]):

@@ -11,9 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
-from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, Statistics, WeightGroup
 from tnlib_adapters.compression.methods.components import (
     Components,
     components_on_device,
@@ -32,8 +30,8 @@ from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
     from tnlib_adapters.instrument.layer_fit import FactorFit
-    from tnlib_adapters.instrument.running_model import RunningModel
 
 # Losses of unembeddings count twice: the fit of a layer halves its loss or better (all of the built-in Llama: 1.01 to
 # 0.28 nats a token at one half, 2.86 to 1.54 at a quarter), and unembeddings are not fitted
@@ -97,7 +95,6 @@ class ComponentOptions:
 
     @property
     def _stores_bias(self) -> bool:
-        """True if the dense weight is stored with a bias."""
         return self.is_biased and self.name != "o"
 
 
@@ -114,21 +111,21 @@ def _moments(weight: ModelWeight, values: Array, statistics: Statistics) -> tupl
 
 def _calibrated_parts(device: str, group: WeightGroup) -> dict[str, Factorised]:
     """Return the weights of a group by their components with measured losses."""
-    return group.by_module([_by_components(read, group.statistics, device) for read in group.weights])
-
-
-def _by_components(read: ReadWeight, statistics: Statistics, device: str) -> ComponentOptions:
-    weight, values = read.weight, _with_bias(*read)
-    return ComponentOptions(
-        values,
-        _components_of(weight, values, statistics, device),
-        weight.of,
-        has_bias_row=len(values) > len(read.values),
-        is_biased=read.bias is not None,
-        output_bias=read.bias if weight.of == "o" else None,
-        gauged=not weight.is_table,
-        looked_up=weight.is_table and weight.tied_key is None,
-    )
+    options = list[ComponentOptions]()
+    for weight, stored, bias in group.weights:
+        values = _with_bias(weight, stored, bias)
+        of_weight = ComponentOptions(
+            values,
+            _components_of(weight, values, group.statistics, device),
+            weight.of,
+            has_bias_row=len(values) > len(stored),
+            is_biased=bias is not None,
+            output_bias=bias if weight.of == "o" else None,
+            gauged=not weight.is_table,
+            looked_up=weight.is_table and weight.tied_key is None,
+        )
+        options.append(of_weight)
+    return group.by_module(options)
 
 
 def _with_bias(weight: ModelWeight, values: Array, bias: Array | None) -> Array:
@@ -169,6 +166,8 @@ def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
+    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+
     factorise = calibrated_factorisation(request.run.device)
     return factorise_and_fit(source, text, request, workspace, factorise, fit_factors, _NOT_FITTED)
 
@@ -178,9 +177,7 @@ def calibrated_factorisation(device: str) -> GroupFactorisation:
     return GroupFactorisation(partial(_calibrated_parts, device), partial(_decompositions, device))
 
 
-def fit_factors(
-    model: RunningModel, chosen: ChosenWeights
-) -> tuple[FactorFit, Callable[[Products, str, ComponentOptions], FactoredMatrix]]:
+def fit_factors(chosen: ChosenWeights) -> tuple[FactorFit, Pack]:
     """Return the fit of the chosen factors, and the function that packs them."""
     from tnlib_adapters.instrument.block import as_array
     from tnlib_adapters.instrument.layer_fit import FactorFit
@@ -189,7 +186,7 @@ def fit_factors(
         bias = None if products.output_bias is None else as_array(products.output_bias)
         return weight.packed([as_array(factor) for factor in products.factors.get(name, ())], bias)
 
-    return FactorFit(model, lambda k: products_of(chosen.of_block(k))), pack
+    return FactorFit(chosen.model, lambda k: products_of(chosen.of_block(k))), pack
 
 
 def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:

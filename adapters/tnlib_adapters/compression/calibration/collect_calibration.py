@@ -1,97 +1,216 @@
-"""The weights of a checkpoint read in groups, a block or those outside, and factorised by statistics of a text."""
+"""Passes of a running model over a text that collect the statistics of its weights, by which these are factorised."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+import torch
 
-from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.group_moments import ComponentMoments, RoundingMoments
+from tnlib_adapters.compression.calibration.group_moments import ComponentMoments, GroupMoments, RoundingMoments
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, origin_of
-from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.calibration.statistics_passes import StatisticsPasses
-from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
+from tnlib_adapters.compression.calibration.statistics import (
+    Decompositions,
+    GroupFactorisation,
+    Statistics,
+    fold_biases,
+    read_group,
+)
+from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.methods.components import Components
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms
-from tnlib_adapters.compression.methods.factorisation import Factorised, ModuleWeights, WeightOptions
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
+from tnlib_adapters.compression.progress import Progress, Stage
 from tnlib_adapters.compression.request import Request
-from tnlib_adapters.compression.text import check_tokens, sample_batches
+from tnlib_adapters.compression.text import first_batches
 from tnlib_adapters.factors.model_weights import OUTSIDE, ModelWeight
-from tnlib_adapters.factors.projections import Projections, Sizes, put_together, take_apart
+from tnlib_adapters.factors.projections import put_together, take_apart
+from tnlib_adapters.files.process_memory import release_free_memory
+from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.stored_weights import Change, Group
+from tnlib_adapters.instrument.weight_inputs import (
+    WeightUses,
+    find_uses,
+    observe_block,
+    observe_input,
+    observe_output,
+    of_group,
+)
 
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.statistics_passes import MomentsOf
-    from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.stored_weights import Change, Group
-
-
-class ReadWeight(NamedTuple):
-    """A weight of a model as it is read, with biases folded."""
-
-    weight: ModelWeight
-    values: Array  # (in, out)
-    bias: Array | None  # of a projection; None where there is none, or where it stays in its own tensor
-
-
-class WeightGroup(NamedTuple):
-    """Weights of one block, or one outside the blocks, and calibration statistics of these at least."""
-
-    weights: list[ReadWeight]
-    statistics: Statistics
-
-    def by_module(self, options: Iterable[WeightOptions]) -> dict[str, Factorised]:
-        """Return the options of all weights in their modules."""
-        modules = dict[str, dict[str, WeightOptions]]()
-        for (weight, *_), of_weight in zip(self.weights, options, strict=True):
-            modules.setdefault(weight.module, {})[weight.of] = of_weight
-        fixed = {
-            own.weight.module: own.weight.bias.size for own in self.weights if own.weight.bias and not own.weight.of
-        }
-        return {module: ModuleWeights(weights, fixed.get(module, 0)) for module, weights in modules.items()}
+MomentsOf = Callable[[WeightUses], GroupMoments]  # uses of a group of weights -> its sums over the batches
 
 
-def read_group(checkpoint: Checkpoint, weights: Sequence[ModelWeight], statistics: Statistics) -> Iterator[WeightGroup]:
-    """Read the weights of a group; tables, which are large, one after the other."""
-    if any(own.group == OUTSIDE for own in weights):
-        for own in weights:
-            yield WeightGroup([ReadWeight(own, own.read(), None)], statistics.of_keys(own.keys))
-        return
-    projections = Projections({}, {})
-    if any(own.of for own in weights):
-        read, keys = checkpoint.projections(weights[0].group), not has_rotary_or_norms(checkpoint)
-        projections = fold_biases(read, checkpoint.sizes, keys=keys)
-    values = ((own, projections.weights[own.of] if own.of else own.read()) for own in weights)
-    yield WeightGroup([ReadWeight(own, array, projections.biases.get(own.of)) for own, array in values], statistics)
+class StatisticsPasses:
+    """A forward pass, and a backward pass of one probe, that collect the statistics of every group of weights.
 
-
-def fold_biases(projections: Projections, sizes: Sizes, *, keys: bool) -> Projections:
-    """Return projections with b_K = 0 if `keys`, and with b_V moved into the output bias if there is one.
-
-    b_K adds a constant to all scores of a query, which softmax removes, and the rows of a pattern sum to 1.
+    The weights of one block are in memory at a time if all do not fit. Streams that are stored are used again.
+    Gradients at the inputs of the blocks are stored beside them: "gradient-3" at block 3.
     """
-    biases = dict(projections.biases)
-    if keys and "k" in biases:
-        biases["k"] = np.zeros_like(biases["k"])
-    if "v" in biases and "o" in biases:
-        by_head = sizes.repeated(biases["v"].reshape(sizes.kv_heads, -1))
-        added = by_head.ravel().astype(np.float64) @ projections.weights["o"]
-        biases["o"] = (biases["o"] + added).astype(biases["o"].dtype)
-        biases["v"] = np.zeros_like(biases["v"])
-    return Projections(projections.weights, biases)
+
+    def __init__(
+        self,
+        model: RunningModel,
+        uses: WeightUses,
+        batches: Sequence[Batch],
+        streams: Streams,
+        moments_of: MomentsOf,
+        progress: Progress,
+    ) -> None:
+        self._model, self._uses, self._batches, self._progress = model, uses, batches, progress
+        self._outer, self._streams, self._n = OuterLayers(model), streams, len(model.layers)
+        self._moments_of = moments_of
+
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[int, Statistics]]:
+        """Yield every group of weights that is not `done`, blocks from the last to the first, and its statistics."""
+        calls = self.run_forward([k for k in range(self._n) if self._streams.keeps_inputs or k not in done])
+        outside = {} if OUTSIDE in done else of_group(self._uses, OUTSIDE)
+        sums = self._moments_of(outside)
+        has_gradients = any(self._streams.has(f"gradient-{k}") for k in range(self._n + 1))
+        if not has_gradients or any(use.predicts for use in outside.values()):
+            self._at_output(sums, outside, store=not has_gradients)
+        for k in reversed(range(self._n)):
+            if k not in done:
+                yield k, self._of_block(k, calls)
+            self._streams.remove(f"gradient-{k + 1}")
+            if not self._streams.keeps_inputs:
+                self._streams.remove(f"stream-{k}")
+            release_free_memory()
+        if outside:
+            self._at_input(sums, outside)
+            yield OUTSIDE, sums.finish()
+        self._streams.remove("gradient-0")
+        self._show_backward(OUTSIDE - 1, 0)
+
+    def run_forward(self, inputs: Sequence[int] | None = None) -> list[list[Call]]:
+        """Store the streams at the inputs of these blocks, None for those of the fit, and at the output of the last.
+
+        Returns the calls of the blocks, by batch.
+        """
+        n_batches = len(self._streams.batches)
+        if inputs is None:
+            inputs = range(self._n) if self._streams.keeps_inputs else ()
+
+        def show(k: int, b: int) -> None:
+            stage = Stage("running the model", f"block {k + 1} of {self._n}")
+            self._progress(stage, k * n_batches + b + 1, self._n * n_batches)
+
+        return forward(self._outer, self._streams, show, inputs=inputs)
+
+    def _show_backward(self, group: int, b: int) -> None:
+        """Show that a batch enters the backward pass: of a block, last to first, or of the embeddings."""
+        total, done = (self._n + 1) * len(self._batches), (self._n - 1 - group) * len(self._batches) + b
+        part = "embeddings" if group < 0 else f"block {group + 1} of {self._n}"
+        self._progress(Stage("collecting statistics", part if done < total else ""), done, total)
+
+    def _at_output(self, sums: GroupMoments, uses: WeightUses, *, store: bool) -> None:
+        """Add inputs and gradients of unembeddings, and `store` the gradients at the output of the last block."""
+        for b, batch in enumerate(self._batches):
+            x = self._streams.read(f"stream-{self._n}", b)
+            generator = torch.Generator().manual_seed(2 * b)  # by batch, so that resuming is reproducible
+            reads, slopes, gradient = observe_output(self._outer, x, batch, uses, generator)
+            sums.add(batch, reads, slopes)
+            del slopes  # at all logits, which would stay in memory while the next batch runs
+            if store:
+                self._streams.write(f"gradient-{self._n}", b, gradient)
+        if store:
+            self._streams.finish(f"gradient-{self._n}")
+
+    def _of_block(self, k: int, calls: Sequence[Sequence[Call]]) -> Statistics:
+        """Return the statistics of a block, and store the gradients at its input."""
+        uses = of_group(self._uses, k)
+        sums = self._moments_of(uses)
+        for b, batch in enumerate(self._batches):
+            self._show_backward(k, b)
+            x, gradient = self._streams.read(f"stream-{k}", b), self._streams.read(f"gradient-{k + 1}", b)
+            reads, slopes, at_stream = observe_block(self._model, k, x, calls[b][k], batch, uses, gradient)
+            self._streams.write(f"gradient-{k}", b, at_stream)
+            sums.add(batch, reads, slopes)
+            del x, gradient, reads, slopes, at_stream  # those of the last batch, while sums are finished
+        self._streams.finish(f"gradient-{k}")
+        return sums.finish()
+
+    def _at_input(self, sums: GroupMoments, uses: WeightUses) -> None:
+        """Add inputs and gradients of tables of embeddings."""
+        for b, batch in enumerate(self._batches):
+            self._show_backward(OUTSIDE, b)
+            reads, slopes, _ = observe_input(self._outer, batch, uses, self._streams.read("gradient-0", b))
+            sums.add(batch, reads, slopes)
+
+
+def collect_calibration(
+    model: RunningModel,
+    streams: Streams,
+    factorise: GroupFactorisation,
+    request: Request,
+    workspace: Workspace,
+    folder: CalibrationFolder | None = None,
+) -> dict[str, LazyPart]:
+    """Return the weights that a request selects, by module, factorised by statistics of a text.
+
+    The statistics are collected block by block, and saved if there is a `folder`. `streams` are those of the batches of
+    the fit, the first of which are those of the statistics. `workspace` has the memory and files of the factorised
+    weights and of inputs and gradients, and the executor.
+    """
+    checkpoint = model.weights.source.checkpoint
+    weights = compressed_weights(checkpoint, request.what, with_text=True)
+    sample = first_batches(streams.batches, request.tokens // 2)
+    if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
+        model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
+    uses = find_uses(model, weights)
+    if folder is not None:
+        folder.claim(origin_of(model, uses, sample, streams.batches, request.method))
+
+    def decompose(of_group: Decompositions, keys: Collection[str], moments: Statistics) -> dict[str, Components]:
+        of_block = [own for own in weights if own.key in keys]
+        calls = chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments)))
+        return dict(zip((own.key for own in of_block), workspace.workers.map(calls), strict=True))
+
+    moments_of: MomentsOf = partial(RoundingMoments, model, sample, workspace)
+    if factorise.decompositions is not None:
+        of_weights = partial(decompose, factorise.decompositions)
+        moments_of = partial(ComponentMoments, of_weights, model, sample, workspace)
+    passes = StatisticsPasses(model, uses, sample, streams, moments_of, request.run.progress)
+    fits, parts = request.effort != "low", dict[str, LazyPart]()
+    collected = collect(passes, folder, weights, fits=fits)
+    # without a name for the weights of a part, which would stay in memory while the next are read
+    read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected))
+    for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
+        parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
+        del made  # before the next group is read
+    return {own.module: parts[own.module] for own in weights}
+
+
+def collect(
+    passes: StatisticsPasses, folder: CalibrationFolder | None, weights: Sequence[ModelWeight], *, fits: bool
+) -> Iterator[tuple[list[ModelWeight], Statistics]]:
+    """Yield the weights of every group with their statistics, from the folder or collected and saved there.
+
+    If all are in the folder, only the streams of a model that is fitted are made.
+    """
+    of_group = defaultdict[int, list[ModelWeight]](list)
+    for own in weights:
+        of_group[own.group].append(own)
+    done = [] if folder is None else folder.groups()
+    if of_group.keys() - set(done):
+        for group, statistics in passes.run(done):
+            if folder is not None:
+                folder.save(group, statistics)
+            if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
+                statistics = Statistics(components=statistics.components)
+            yield of_group[group], statistics
+            del statistics  # before those of the next group
+    elif fits:  # reads the streams of this model, which differ from those of others in rounding
+        passes.run_forward()
+    if folder is not None:
+        for group in done:  # collected before
+            yield of_group[group], folder.statistics(group, {key for own in of_group[group] for key in own.keys})
 
 
 def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
     """Return the change of the weights of a model by `fold_biases`, which no output notices."""
-    import torch
-
     layers = model.wiring.layers
 
     def change(group: int, values: Group) -> Group:
@@ -103,94 +222,3 @@ def fold_biases_of(model: RunningModel, *, keys: bool) -> Change:
         return values | {name: torch.from_numpy(array) for name, array in folded.items() if array.ndim == 1}
 
     return change
-
-
-Decompositions = Callable[[WeightGroup], Iterable[Callable[[], Components]]]
-
-
-class GroupFactorisation(NamedTuple):
-    """How the weights of a group are factorised: by statistics for rounding, or by components with measured losses."""
-
-    parts_of: Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
-    decompositions: Decompositions | None = None  # block -> the decomposition of each of its weights by its moments
-
-
-def collect_calibration(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    batches: Sequence[Batch],
-    factorise: GroupFactorisation,
-    request: Request,
-    *,
-    folder: CalibrationFolder | None = None,
-    workspace: Workspace | None = None,
-) -> dict[str, LazyPart]:
-    """Return the weights that a request selects, by module, factorised by statistics of a text.
-
-    The statistics are collected block by block. Without a `folder`, what is between blocks is in memory as far as the
-    `workspace` allows, otherwise in a temporary folder. The workspace also has the memory and files of the factorised
-    weights and of inputs and gradients, and the executor.
-    """
-    from tnlib_adapters.instrument.weight_inputs import find_uses
-
-    folder, workspace = folder or CalibrationFolder(), workspace or Workspace()
-    weights = compressed_weights(checkpoint, request.what, with_text=True)
-    check_tokens(model.function, batches, widest_component(weights))
-    sample = sample_batches(batches, request.tokens // 2)
-    if any(own.of for own in weights):  # moments must be those of the inputs of the folded weights
-        model = model.changed(fold_biases_of(model, keys=not has_rotary_or_norms(checkpoint)))
-    uses = find_uses(model, weights)
-    streams = streams_of_fit(model, batches, folder, request, workspace)
-    folder.claim(origin_of(checkpoint, model, uses, sample, streams.batches, request.method))
-
-    def decompose(of_group: Decompositions, keys: Collection[str], moments: Statistics) -> dict[str, Components]:
-        of_block = [own for own in weights if own.key in keys]
-        calls = chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments)))
-        return dict(zip((own.key for own in of_block), workspace.workers.map(calls), strict=True))
-
-    moments_of: MomentsOf = RoundingMoments
-    if factorise.decompositions is not None:
-        moments_of = partial(ComponentMoments, partial(decompose, factorise.decompositions))
-    passes = StatisticsPasses(model, uses, sample, streams, workspace, request.run.progress, moments_of)
-    collected, parts = collect(passes, folder, weights, fits=request.effort != "low"), dict[str, LazyPart]()
-    # without a name for the weights of a part, which would stay in memory while the next are read
-    read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected))
-    for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
-        parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
-        del made  # before the next group is read
-    return {own.module: parts[own.module] for own in weights}
-
-
-def collect(
-    passes: StatisticsPasses, folder: CalibrationFolder, weights: Sequence[ModelWeight], *, fits: bool
-) -> Iterator[tuple[list[ModelWeight], Statistics]]:
-    """Yield the weights of every group with their statistics, from the folder or collected and saved there.
-
-    If all are in the folder, only the streams of a model that is fitted are made.
-    """
-    of_group = defaultdict[int, list[ModelWeight]](list)
-    for own in weights:
-        of_group[own.group].append(own)
-    done = folder.groups()
-    if of_group.keys() - set(done):
-        for group, statistics in passes.run(done, keeps_streams=folder.keeps_streams):
-            folder.save(group, statistics)
-            if statistics.components:  # the moments of decomposed weights are not needed, nor sent to workers
-                statistics = Statistics(components=statistics.components)
-            yield of_group[group], statistics
-            del statistics  # before those of the next group
-    elif fits:  # reads the streams of this model, which differ from those of others in rounding
-        passes.run_forward(None if folder.keeps_streams else ())
-    for group in done:  # collected before
-        yield of_group[group], folder.statistics(group, {key for own in of_group[group] for key in own.keys})
-
-
-def streams_of_fit(
-    model: RunningModel, batches: Sequence[Batch], folder: CalibrationFolder, request: Request, workspace: Workspace
-) -> Streams:
-    """Return the streams of the batches of the fit, of which those of the statistics are the first."""
-    from tnlib_adapters.instrument.block_passes import Streams
-
-    fitted = sample_batches(batches, request.tokens)
-    admits = workspace.admits if folder.is_temporary else None
-    return Streams(folder.path, fitted, model.sizes.d_model, model.dtype, admits=admits, held=folder.held)

@@ -6,37 +6,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from tnlib._typing import Array
-from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.compression.calibration.collect_calibration import (
-    GroupFactorisation,
-    collect_calibration,
-    streams_of_fit,
-)
+from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
 from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
-from tnlib_adapters.compression.compressed_part import compressed_weights
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation
+from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.factorisation import COSINE, DIVERGENCE, Chosen, Factorisation
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, StoredArrays, Workspace
 from tnlib_adapters.compression.progress import Progress, quiet
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
-from tnlib_adapters.compression.text import TokenSequences, sample_batches
+from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import count_parameters
+from tnlib_adapters.instrument.block_passes import Streams
+from tnlib_adapters.instrument.layer_fit import fit_layers
+from tnlib_adapters.instrument.output_fit import fit_to_output
+from tnlib_adapters.instrument.running_model import RunningModel
 
-if TYPE_CHECKING:
-    from tnlib_adapters.instrument.block_passes import Streams
-    from tnlib_adapters.instrument.running_model import RunningModel
-
-
-# model and chosen weights -> their `BlockFit`, and (fitted weights, name, weight with options) -> factored matrix
-FitChosen = Callable[["RunningModel", "ChosenWeights"], tuple[Any, Callable[[Any, str, Any], FactoredMatrix]]]
+Pack = Callable[[Any, str, Any], FactoredMatrix]  # of fitted weights of a block, name, and weight with options
+FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of chosen weights
 STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
@@ -62,7 +57,7 @@ def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool
 class ChosenWeights:
     """The weights of a model at their chosen options, by block."""
 
-    wiring: Wiring
+    model: RunningModel
     parts: Mapping[str, LazyPart]  # weights by module
     options: Mapping[str, Sequence[int]]  # chosen, by module
 
@@ -87,7 +82,7 @@ class ChosenWeights:
     @property
     def _modules(self) -> list[list[str]]:
         """Modules of every block."""
-        return [[name for name in of_block if name in self.parts] for of_block in self.wiring.modules_by_block]
+        return [[name for name in of_block if name in self.parts] for of_block in self.model.wiring.modules_by_block]
 
 
 def factorise_and_fit(
@@ -106,27 +101,35 @@ def factorise_and_fit(
     or the folder of the run belongs to another model, text, method or choice of weights.
     """
     checkpoint, model, workspace = source.checkpoint, source.original, workspace or Workspace()
-    batches = model.batches(text)
+    weights, batches = compressed_weights(checkpoint, request.what, with_text=True), model.batches(text)
+    check_tokens(model.function, batches, widest_component(weights))
+    in_fit = sample_batches(batches, request.tokens)
     n_steps, n_output_batches = fit_steps(
-        len(sample_batches(batches, request.tokens)),
+        len(in_fit),
         request.effort,
         in_bits=request.in_bits,
         fit_in_memory=model.fits_in_memory,
         predicts=model.predicts,
     )
-    folder = CalibrationFolder(request.folder, keeps_streams=n_steps > 0)
-    streams_of = partial(streams_of_fit, model, batches, folder, request, workspace)  # keeps a temporary folder
-    parts = collect_calibration(checkpoint, model, batches, factorise, request, folder=folder, workspace=workspace)
+    folder = None if request.folder is None else CalibrationFolder(request.folder)
+    streams = Streams(
+        in_fit,
+        model.sizes.d_model,
+        model.dtype,
+        folder=request.folder,
+        admits=workspace.admits if folder is None else None,  # those of a folder are for a later run too
+        keeps_inputs=n_steps > 0,
+    )
+    parts = collect_calibration(model, streams, factorise, request, workspace, folder)
 
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        streams, chosen = streams_of(), ChosenWeights(model.wiring, parts, options)
-        files = None if folder.is_temporary else FittedFiles(streams, options, n_steps)
-        return fit_blocks(model, chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
+        chosen = ChosenWeights(model, parts, options)
+        files = None if folder is None else FittedFiles(streams, options, n_steps)
+        return fit_blocks(chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        return fit_scales(model, streams_of(), chosen, n_output_batches, request)
+        return fit_scales(model, streams, chosen, n_output_batches, request)
 
-    weights = compressed_weights(checkpoint, request.what, with_text=True)
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
     return Factorisation(
         request.method,
@@ -144,8 +147,6 @@ def fit_scales(
     model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, request: Request
 ) -> tuple[Chosen, Mapping[str, Array]]:
     """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
-    from tnlib_adapters.instrument.output_fit import fit_to_output
-
     without_values = {
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
@@ -157,7 +158,6 @@ def fit_scales(
 
 
 def fit_blocks(
-    model: RunningModel,
     chosen: ChosenWeights,
     streams: Streams,
     fit_chosen: FitChosen,
@@ -171,9 +171,7 @@ def fit_blocks(
     `workspace` has the rounded tables. With `files`, blocks that are saved there are not fitted again, and others are
     saved.
     """
-    from tnlib_adapters.instrument.layer_fit import fit_layers
-
-    tables = StoredArrays(workspace)
+    model, tables = chosen.model, StoredArrays(workspace)
     for name, weight, option in chosen.outside():
         matrix: FactoredMatrix = weight.at(option)
         if model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):
@@ -181,7 +179,7 @@ def fit_blocks(
             tables.add({name: table.astype(np.float32)})
         yield name, [matrix]
 
-    block_fit, pack = fit_chosen(model, chosen)
+    block_fit, pack = fit_chosen(chosen)
 
     def save(k: int, fitted: Any) -> Fitted:
         packed = chosen.packed(k, partial(pack, fitted))

@@ -20,25 +20,108 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from tnlib._typing import Array
-from tnlib_adapters.compression.calibration.moment_sums import MomentSums, StoredTensors, add_to
 from tnlib_adapters.compression.calibration.statistics import Statistics
-from tnlib_adapters.compression.methods.components import Components, damped
-from tnlib_adapters.compression.methods.out_of_core import Workspace
+from tnlib_adapters.compression.methods.components import Components, damped, second_moments
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.files.process_memory import BATCH_TOKENS
+from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.weight_inputs import WeightUses
 
-if TYPE_CHECKING:
-    import torch
-
-    from tnlib_adapters.instrument.running_model import Batch, RunningModel
-    from tnlib_adapters.instrument.weight_inputs import WeightUses
-
-    Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 _DAMPED = 0.01  # of the mean moment, added before an inverse is applied
+
+
+class StoredTensors:
+    """Tensors of a device by key, several of each, in the memory or the files of a workspace."""
+
+    def __init__(self, workspace: Workspace, device: torch.device) -> None:
+        self._workspace, self._device = workspace, device
+        self._stored: dict[str, StoredArrays] = {}  # by their number
+
+    def add(self, key: str, x: torch.Tensor) -> None:
+        """Add a tensor of this key."""
+        stored = self._stored.setdefault(key, StoredArrays(self._workspace))
+        stored.add({str(len(stored)): on_host(x)})
+
+    def of(self, key: str) -> Iterator[torch.Tensor]:
+        """Yield the tensors of this key in their order."""
+        return (torch.from_numpy(array).to(self._device) for array in self._stored[key].values())
+
+    def remove(self, key: str) -> None:
+        """Free the memory or the files of this key."""
+        del self._stored[key]
+
+
+class MomentSums:
+    """Second moments by key, summed over batches. Short batches are put together: each product passes over the sum.
+
+    With a workspace the rows are in it until `finish`, and then the sums.
+    """
+
+    def __init__(self, workspace: Workspace | None, device: torch.device) -> None:
+        self._workspace = workspace or Workspace()
+        self._stored = None if workspace is None else StoredTensors(workspace, device)
+        self._sums: dict[str, Any] = {}  # arrays on the host, tensors on another device
+        self._waiting: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, key: str, x: torch.Tensor) -> None:
+        """Add x (..., width)."""
+        rows = x.reshape(-1, x.shape[-1])
+        waiting = self._waiting.setdefault(key, [])
+        if sum(map(len, waiting)) + len(rows) > BATCH_TOKENS:
+            self._put_together(key)
+        self._waiting[key].append(rows)
+
+    def finish(self) -> StoredArrays:
+        """Return the sums."""
+        sums = StoredArrays(self._workspace)
+        for key in self._waiting:
+            self._put_together(key)
+            if self._stored is not None:
+                for rows in self._stored.of(key):
+                    add_to(self._sums, key, _second_moments_on_device(rows))
+                self._stored.remove(key)
+            sums.add({key: on_host(self._sums.pop(key))})
+        return sums
+
+    def _put_together(self, key: str) -> None:
+        if waiting := self._waiting[key]:
+            rows = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+            if self._stored is None:
+                add_to(self._sums, key, _second_moments_on_device(rows))
+            else:
+                self._stored.add(key, rows)
+        self._waiting[key] = []
+
+
+def add_to(sums: dict[str, Any], key: str, batch_sum: Any) -> None:
+    """Add to the sum of this key, in place if there is one."""
+    if key in sums:
+        sums[key] += batch_sum
+    else:
+        sums[key] = batch_sum
+
+
+def _second_moments_on_device(x: torch.Tensor) -> Any:
+    """Return the sum of x x^T over all axes but the last: an array for a tensor on the host, otherwise a tensor."""
+    if x.device.type == "cpu":
+        return second_moments(x.numpy())  # half of the symmetric product, which torch does not know
+    flat = x.reshape(-1, x.shape[-1])
+    product = flat.T @ flat
+    return product.triu() + product.triu(1).mT  # symmetric to the last bit, as numpy's is
+
+
+def on_host(values: Any) -> Array:
+    """Return an array, or a tensor of any device, as an array."""
+    array: Array = values if isinstance(values, np.ndarray) else values.cpu().numpy()
+    return array
 
 
 class GroupMoments:
@@ -49,7 +132,7 @@ class GroupMoments:
 
     n_sample: ClassVar[int]  # tokens of the sample, or a few more
 
-    def __init__(self, model: RunningModel, uses: WeightUses, batches: Sequence[Batch], workspace: Workspace) -> None:
+    def __init__(self, model: RunningModel, batches: Sequence[Batch], workspace: Workspace, uses: WeightUses) -> None:
         of_sums = None if model.fits_in_memory else workspace
         self._model, self._uses, self._batches = model, uses, batches
         self._inside = {key: use for key, use in uses.items() if not (use.predicts or use.is_table)}
@@ -148,11 +231,11 @@ class ComponentMoments(GroupMoments):
         self,
         decompose: Decompose,
         model: RunningModel,
-        uses: WeightUses,
         batches: Sequence[Batch],
         workspace: Workspace,
+        uses: WeightUses,
     ) -> None:
-        super().__init__(model, uses, batches, workspace)
+        super().__init__(model, batches, workspace, uses)
         self._decompose = decompose
 
     def finish(self) -> Statistics:
@@ -165,8 +248,6 @@ class ComponentMoments(GroupMoments):
 
     def _losses(self, key: str, components: Components) -> Array:
         """Return the losses of the output without each component of a weight, from the sample."""
-        import torch
-
         factors = (a.astype(np.float32, copy=False) for a in (components.left, components.right))
         left, right = (torch.from_numpy(a).to(self._model.device) for a in factors)
         total = torch.zeros(len(components.losses), dtype=torch.float64)
@@ -184,8 +265,6 @@ def _squares(x: torch.Tensor) -> torch.Tensor:
 
 def _whitened(batches: Iterable[torch.Tensor], moments: Array) -> list[torch.Tensor]:
     """Return x L^-T for batches of x (b, t, m), with moments L L^T."""
-    import torch
-
     raised = damped(moments.astype(np.float64), _DAMPED) if moments.any() else np.eye(len(moments))
     upper = torch.from_numpy(np.linalg.cholesky(raised).T.astype(np.float32))  # well conditioned, as they are damped
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,7 @@ import numpy as np
 from tnlib import ArgumentError
 from tnlib._typing import Array
 from tnlib_adapters.checkpoints.checkpoint import Checkpoint
-from tnlib_adapters.compression.calibration.collect_calibration import GroupFactorisation, ReadWeight, WeightGroup
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, factorise_and_fit
-from tnlib_adapters.compression.calibration.statistics import Statistics
+from tnlib_adapters.compression.calibration.statistics import GroupFactorisation, ReadWeight, Statistics, WeightGroup
 from tnlib_adapters.compression.compressed_part import compressed_weights
 from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
@@ -36,8 +33,8 @@ from tnlib_adapters.factors.model_weights import (
 )
 
 if TYPE_CHECKING:
+    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
-    from tnlib_adapters.instrument.running_model import RunningModel
 
 _LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
@@ -47,6 +44,8 @@ def factorise_quantized(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Round the weights of a request, see `factorise_and_fit`; costs are bits."""
+    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+
     factorise = GroupFactorisation(partial(_rounded_parts, forms_of(request)))
     return factorise_and_fit(source, text, request, workspace, factorise, fit_rounded)
 
@@ -86,7 +85,6 @@ def check_bits(request: Request, checkpoint: Checkpoint) -> None:
 
 
 def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
-    """Return the options of all weights of a group."""
     weights, fused = [_rounded_weight(read, group, forms) for read in group.weights], dict[str, list[QuantizedWeight]]()
     for read, weight in zip(group.weights, weights, strict=True):
         fused.setdefault(read.weight.fused, []).append(weight)
@@ -96,9 +94,7 @@ def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
     return group.by_module(weights)
 
 
-def fit_rounded(
-    _: RunningModel, chosen: ChosenWeights
-) -> tuple[RoundedFit, Callable[[RoundedBlock, str, QuantizedWeight], FactoredMatrix]]:
+def fit_rounded(chosen: ChosenWeights) -> tuple[RoundedFit, Pack]:
     """Return the fit of the chosen integers, and the function that packs them."""
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 

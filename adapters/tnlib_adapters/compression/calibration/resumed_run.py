@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +15,9 @@ import numpy as np
 
 from tnlib import ArgumentError, FileFormatError
 from tnlib._typing import Array
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
-from tnlib_adapters.compression.methods.out_of_core import StoredArrays, entries_of, read_matrices
+from tnlib_adapters.compression.methods.out_of_core import DTYPE_NAMES, StoredArrays
 from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
 _VERSION = "10"  # of the statistics
-_FIT, _MATRICES = "choice", "matrices"
+_FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
 # dtype of the activations, and of accumulated sums
@@ -51,18 +48,10 @@ _OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\
 
 
 class CalibrationFolder:
-    """Folder of what a run stores between blocks; a temporary one, without statistics, is removed with the object.
+    """Folder of what a run stores between blocks: statistics, fitted blocks, and the files of `Streams`."""
 
-    It `keeps_streams` at the inputs of blocks after the statistics, for the fit of layers.
-    """
-
-    def __init__(self, folder: Path | None = None, *, keeps_streams: bool = True) -> None:
-        self.is_temporary, self.keeps_streams = folder is None, keeps_streams
-        self.held = dict[str, Array]()  # streams in memory; those of a later run are in files
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="tnlib-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.path = folder
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def claim(self, origin: Mapping[str, str]) -> None:
         """Make the folder, if it does not exist, for statistics of this origin, see `origin_of`.
@@ -70,8 +59,6 @@ class CalibrationFolder:
         `ArgumentError` if it holds other files, or results of another model, text, method, choice of weights or
         version.
         """
-        if self.is_temporary:
-            return
         check_run_folder(self.path)
         self.path.mkdir(exist_ok=True)
         file = self.path / _ORIGIN
@@ -96,9 +83,7 @@ class CalibrationFolder:
         return groups
 
     def save(self, group: int, statistics: Statistics) -> None:
-        """Save the statistics of a group; not in a temporary folder."""
-        if self.is_temporary:
-            return
+        """Save the statistics of a group."""
         entries = [
             _entry(f"{part}.{key}", dtype, values)
             for part, dtype in _PARTS.items()
@@ -118,7 +103,7 @@ class CalibrationFolder:
 
     def finish(self) -> None:
         """Remove the files of the run but for its statistics, when it is done."""
-        for file in self.path.iterdir() if not self.is_temporary and self.path.is_dir() else ():
+        for file in self.path.iterdir() if self.path.is_dir() else ():
             if _OF_RUN.fullmatch(file.name) and file.is_file():
                 file.unlink()
 
@@ -127,38 +112,28 @@ class CalibrationFolder:
 
 
 def origin_of(
-    checkpoint: Checkpoint,
-    model: RunningModel,
-    uses: WeightUses,
-    sample: Sequence[Batch],
-    fit: Sequence[Batch],
-    method: str,
+    model: RunningModel, uses: WeightUses, sample: Sequence[Batch], fit: Sequence[Batch], method: str
 ) -> dict[str, str]:
     """Return what identifies statistics: the method, and digests of the weight files, of the tokens and of the keys.
 
     `sample` and `fit` are the batches of the statistics and of the fit.
     """
-    weights = hashlib.sha256()
-    for file in sorted({info.file for info in checkpoint.folder.tensors.values()}):
+    weights, tokens = hashlib.sha256(), hashlib.sha256()
+    for file in sorted({info.file for info in model.weights.source.checkpoint.folder.tensors.values()}):
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: weights)
+    for batch in (*sample, *fit):
+        for part in (batch.ids, batch.mask):
+            tokens.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
     return {
         "version": _VERSION,
         "model": weights.hexdigest(),
         "window": str(model.longest),
-        "text": _digest_of_tokens([*sample, *fit]),
+        "text": tokens.hexdigest(),
         "what": hashlib.sha256("\n".join(sorted(uses)).encode()).hexdigest(),
         "dtype": f"{model.dtype}",
         "method": method,
     }
-
-
-def _digest_of_tokens(batches: Sequence[Batch]) -> str:
-    text = hashlib.sha256()
-    for batch in batches:
-        for part in (batch.ids, batch.mask):
-            text.update(repr(tuple(part.shape)).encode() + part.cpu().numpy().astype("<i8").tobytes())
-    return text.hexdigest()
 
 
 def check_run_folder(folder: Path, out: Path | None = None) -> None:
@@ -205,14 +180,14 @@ class FittedFiles:
 
     def save(self, k: int, fitted: Fitted) -> None:
         """Save the weights of a block."""
-        named = [(name, [replace(matrix, module=name) for matrix in matrices]) for name, matrices in fitted]
+        matrices = [replace(matrix, module=name) for name, of_module in fitted for matrix in of_module]
+        described = [matrix.describe() for matrix in matrices]
         entries = [
-            entry._replace(name=f"{at}.{entry.name}")
-            for at, (_, matrices) in enumerate(named)
-            for entry in entries_of(matrices)
+            Entry(f"{at}.{part}", description.tensors[part][0] or DTYPE_NAMES[values.dtype], values)
+            for at, (matrix, description) in enumerate(zip(matrices, described, strict=True))
+            for part, values in matrix.parts().items()
         ]
-        described = [asdict(matrix.describe()) for _, matrices in named for matrix in matrices]
-        metadata = {_FIT: self._fit, _MATRICES: json.dumps(described)}
+        metadata = {_FIT: self._fit, _MATRICES: json.dumps([asdict(description) for description in described])}
         write_digested(self._file(k), metadata, entries)
 
     def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
@@ -220,10 +195,12 @@ class FittedFiles:
         file = self._file(k)
         _check_written(file)
         tensors, metadata = read_header(file)
-        described = [_description(entry) for entry in json.loads(metadata[_MATRICES])]
-        for at, name in enumerate(dict.fromkeys(description.module for description in described)):
-            parts = {key.removeprefix(f"{at}."): info for key, info in tensors.items() if key.startswith(f"{at}.")}
-            yield name, read_matrices([description for description in described if description.module == name], parts)
+        matrices = (
+            _description(entry).read(lambda part, at=at: tensors[f"{at}.{part}"].read())  # type: ignore[misc]
+            for at, entry in enumerate(json.loads(metadata[_MATRICES]))
+        )
+        for name, of_module in groupby(matrices, lambda matrix: matrix.module):
+            yield name, list(of_module)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"
@@ -253,21 +230,20 @@ def _values_of(arrays: Mapping[str, Array]) -> Mapping[str, Array | TensorInfo]:
 class _UpperTriangle(ComputedTensor):
     """Rows of a symmetric matrix from the diagonal on."""
 
-    matrix: Array | TensorInfo
+    matrix: Entry
 
     def read_stored(self) -> Array:
         """Return the entries."""
-        matrix = self.matrix.read_stored() if isinstance(self.matrix, TensorInfo) else self.matrix
-        return upper_triangle(matrix).astype(STORED_AS[self.dtype], copy=False)
+        return upper_triangle(self.matrix.read()).astype(STORED_AS[self.dtype], copy=False)
 
 
 def _entry(name: str, dtype: str, values: Array | TensorInfo) -> Entry:
     """Return values to be saved; moments, which are symmetric, as their upper triangle."""
+    entry = Entry(name, dtype, values)
     if len(values.shape) == 2:
         n, name = values.shape[0], f"{name}{_UPPER}"
-        return Entry(name, dtype, _UpperTriangle(Path(), name, dtype, (n * (n + 1) // 2,), 0, 0, values))
-    array = values.read_stored() if isinstance(values, TensorInfo) else values
-    return Entry(name, dtype, np.ascontiguousarray(array, STORED_AS[dtype]))
+        return Entry(name, dtype, _UpperTriangle(Path(), name, dtype, (n * (n + 1) // 2,), 0, 0, entry))
+    return entry._replace(values=np.ascontiguousarray(entry.read(), STORED_AS[dtype]))
 
 
 def _read(info: TensorInfo) -> Array:

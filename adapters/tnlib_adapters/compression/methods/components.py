@@ -78,12 +78,6 @@ def damped(moments: Array, share: float) -> Array:
     return raised
 
 
-def triangular_root(moments: Array) -> tuple[Array, Array]:
-    """Return R with R^T R = C, up to a factor, and its inverse; see `triangular_factor`."""
-    root = triangular_factor(moments)
-    return root, np.linalg.inv(root.T).T
-
-
 def triangular_factor(moments: Array) -> Array:
     """Return R, upper triangular, with R^T R = C up to a factor: ten times faster than by eigenvalues for large C.
 
@@ -265,7 +259,7 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     gradients at these; for predictions those of the gradients at the input, and of the input.
     """
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
-    root, inverse = triangular_root(columns)
+    root, inverse = moment_roots(columns)
     gram = root @ rows @ root.T
     found = _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
     second = found.right.T.astype(np.float64)
@@ -315,8 +309,11 @@ def _along_eigenvectors(
     losses, v = np.maximum(values[::-1], 0.0), v[:, ::-1]
     factors = (v,) if through is None else (through, v)
     left, right = _multiplied(onto, *factors), v.T if inverse is None else multiply_rows(inverse, v).T
-    sizes = _column_norms(left), np.linalg.norm(right, axis=1)
-    balance = np.sqrt(np.divide(sizes[1], sizes[0], out=np.ones_like(losses), where=sizes[0] > 0))
+    # of some columns at a time: no array of all squares
+    blocks = (left[:, k : k + _COLUMNS] for k in range(0, left.shape[1], _COLUMNS))
+    of_left = np.concatenate([np.linalg.norm(block, axis=0) for block in blocks])
+    of_right = np.linalg.norm(right, axis=1)
+    balance = np.sqrt(np.divide(of_right, of_left, out=np.ones_like(losses), where=of_left > 0))
     total = losses.sum()
     left *= balance  # in place: of a table of embeddings it is the largest array of a compression
     right = (right / balance[:, None]).astype(dtype)
@@ -343,18 +340,13 @@ def _divided(a: Array, number: float, dtype: Any) -> Array:
     return quotient
 
 
-def _column_norms(a: Array) -> Array:
-    """Return the norms of all columns, without an array of all squares."""
-    norms = [np.linalg.norm(a[:, k : k + _COLUMNS], axis=0) for k in range(0, a.shape[1], _COLUMNS)]
-    return np.concatenate(norms)
-
-
 def moment_roots(moments: Array) -> tuple[Array, Array]:
-    """Return a root of second moments and its inverse; both are diagonals (m,) for diagonal moments (m,)."""
+    """Return R with R^T R = C up to a factor, see `triangular_factor`, and its inverse; diagonals (m,) for (m,)."""
     if moments.ndim == 1:
         root = np.sqrt(np.maximum(moments, 1e-12 * moments.max(initial=1e-300)))
         return root, 1 / root
-    return triangular_root(moments)
+    root = triangular_factor(moments)
+    return root, np.linalg.inv(root.T).T
 
 
 def multiply_rows(matrix: Array, x: Array) -> Array:

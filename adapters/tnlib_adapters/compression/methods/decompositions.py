@@ -289,19 +289,13 @@ def _factors(projections: Projections, pair: tuple[str, str], group: int, sizes:
 
     For QK (heads * d, d_head) and (d_head, d), for OV (d, d_head) and (d_head, heads * d).
     """
-    first, second = (
-        np.concatenate([_with_bias(projections, name, columns) for columns in _columns(name, group, sizes)])
-        for name in pair
-    )
+    stacked = []
+    for name in pair:
+        count, width = sizes.group_size if name in "qo" else 1, sizes.of_head(name)
+        columns = (slice(k * width, (k + 1) * width) for k in range(group * count, (group + 1) * count))
+        stacked.append(np.concatenate([_with_bias(projections, name, of_head) for of_head in columns]))
+    first, second = stacked
     return first.astype(np.float64), second.astype(np.float64).T
-
-
-def _columns(name: str, group: int, sizes: Sizes) -> list[slice]:
-    """Return the inner columns of the heads of a projection that share a key and value head."""
-    count = sizes.group_size if name in "qo" else 1
-    heads = range(group * count, (group + 1) * count)
-    width = sizes.of_head(name)
-    return [slice(head * width, (head + 1) * width) for head in heads]
 
 
 def _with_bias(projections: Projections, name: str, columns: slice) -> Array:

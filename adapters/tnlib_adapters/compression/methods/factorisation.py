@@ -183,7 +183,8 @@ class Factorisation:
             within, more = "", ""
             if budget.keep is not None:
                 within, more = f" within {budget.keep:g} of the parameters", " or keep more"
-        choice = smallest(self._curves, self._lost_within(max_error))
+        bound = max_error**2 * self._n_blocks if self.measure == RELATIVE else 2 * max_error  # see `_error`
+        choice = smallest(self._curves, bound)
         if choice is None or self._spent(choice) > most:
             curve = frontier(self._curves)
             inside = curve.errors[curve.costs + self._fixed <= most]
@@ -316,9 +317,6 @@ class Factorisation:
     def _error(self, lost: float) -> float:
         """Return the error of a sum of losses: squared relative errors of blocks, or twice the error of the outputs."""
         return math.sqrt(lost / self._n_blocks) if self.measure == RELATIVE else lost / 2
-
-    def _lost_within(self, error: float) -> float:
-        return error**2 * self._n_blocks if self.measure == RELATIVE else 2 * error
 
 
 def _rounded_up(fraction: float) -> str:

@@ -24,20 +24,20 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
 from tnlib_adapters.files.safetensors_file import STORED_AS, Entry, TensorInfo, read_header, write_tensor_file
 
 CACHE_BYTES = 2**28
-_NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
+DTYPE_NAMES = {dtype: name for name, dtype in STORED_AS.items() if name != "BF16"}
 
 
 class Workspace:
     """Limit of the memory for factors that are not in use, the folder of those beyond it, and who computes them.
 
     All parts and plans together have at most `max_bytes`. `folder` returns a temporary folder, and is called when the
-    limit is reached first; without it, all parts and plans stay in memory. Decompositions run on `workers`, in this
-    process unless others are set.
+    limit is reached first; without it, all parts and plans stay in memory. Decompositions run on `workers`.
     """
 
-    def __init__(self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None) -> None:
-        self._max_bytes, self._folder = max_bytes, folder
-        self.workers: Workers = SERIAL
+    def __init__(
+        self, max_bytes: float = CACHE_BYTES, folder: Callable[[], Path] | None = None, workers: Workers = SERIAL
+    ) -> None:
+        self._max_bytes, self._folder, self.workers = max_bytes, folder, workers
         self._n_held = self._n_files = 0
 
     def admits(self, holder: Any, n_bytes: int) -> bool:
@@ -88,10 +88,7 @@ class LazyPart:
     def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
-        emptied, arrays = _without_arrays(part)
-        stored = StoredArrays(workspace)
-        stored.add({str(k): a for k, a in enumerate(arrays)})
-        self.load: Callable[[], Any] = lambda: pickle.loads(emptied, buffers=stored.values())
+        self.load = _stored(part, workspace)
 
     def free(self) -> None:
         """Free the memory or the file of the factors, which cannot be loaded again; the curves stay."""
@@ -113,15 +110,17 @@ class _ArrayPickler(pickle.Pickler):
         return np.ascontiguousarray(value).__reduce_ex__(5) if is_copied else NotImplemented
 
 
-def _without_arrays(value: Any) -> tuple[bytes, list[Array]]:
-    """Return the pickle of an object, which stays in memory, and the bytes of its arrays, which are not in it.
+def _stored(value: Any, workspace: Workspace) -> Callable[[], Any]:
+    """Return a function that makes an equal object from its arrays, in memory or in a file of the workspace.
 
     Arrays come back with rows or columns first as they were, for BLAS sums their products in the same order; symmetric
     ones come back by rows.
     """
     buffers, emptied = list[pickle.PickleBuffer](), io.BytesIO()
     _ArrayPickler(emptied, 5, buffer_callback=buffers.append).dump(value)
-    return emptied.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers]
+    without_arrays, stored = emptied.getvalue(), StoredArrays(workspace)
+    stored.add({str(k): np.asarray(buffer.raw()) for k, buffer in enumerate(buffers)})
+    return lambda: pickle.loads(without_arrays, buffers=stored.values())
 
 
 class StoredArrays(Mapping[str, Array]):
@@ -135,7 +134,7 @@ class StoredArrays(Mapping[str, Array]):
         """Store arrays, in memory if the workspace admits all of them or has no folder."""
         self._stored |= arrays
         if not self._workspace.admits(self, sum(a.nbytes for a in arrays.values())):
-            entries = [Entry(name, _NAMES[a.dtype], a) for name, a in arrays.items()]
+            entries = [Entry(name, DTYPE_NAMES[a.dtype], a) for name, a in arrays.items()]
             self._stored |= self._workspace.write(self, entries) or {}
 
     def __getitem__(self, name: str) -> Array:
@@ -153,55 +152,29 @@ class StoredArrays(Mapping[str, Array]):
         return len(self._stored)
 
 
-def entries_of(matrices: Sequence[FactoredMatrix]) -> list[Entry]:
-    """Return the tensors of the matrices of a module, as `read_matrices` reads them."""
-    return [
-        Entry(f"{k}.{part}", matrix.describe().tensors[part][0] or _NAMES[values.dtype], values)
-        for k, matrix in enumerate(matrices)
-        for part, values in matrix.parts().items()
-    ]
-
-
-def read_matrices(described: Sequence[Description], tensors: Mapping[str, TensorInfo]) -> list[FactoredMatrix]:
-    """Return the matrices of a module from their descriptions and tensors."""
-    return [
-        description.read(lambda part, k=k: tensors[f"{k}.{part}"].read())  # type: ignore[misc]
-        for k, description in enumerate(described)
-    ]
-
-
 class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
     """Module path -> factored matrices, in memory or in files, read again at every access."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.descriptions: dict[str, list[Description]] = {}  # of all modules, always in memory
-        self._in_memory: dict[str, list[FactoredMatrix]] = {}
-        self._in_files: dict[str, Mapping[str, TensorInfo]] = {}
+        self._load: dict[str, Callable[[], list[FactoredMatrix]]] = {}
 
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:
         """Store the matrices of a module, as copies: factors are often views of those of full rank."""
         self.descriptions[module] = [matrix.describe() for matrix in matrices]
-        held = [matrix.without_values() for matrix in matrices]
-        n_bytes = sum(a.nbytes for m in held for a in (*m.arrays.values(), *(i.codes for i in m.integers.values())))
-        if not self.workspace.admits(self, n_bytes):
-            tensors = self.workspace.write(self, entries_of(matrices))
-            if tensors is not None:
-                self._in_files[module] = tensors
-                return
-        self._in_memory[module] = [
+        copies = [
             replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
-            for matrix in held
+            for matrix in (matrix.without_values() for matrix in matrices)
         ]
+        self._load[module] = _stored(copies, self.workspace)
 
     def order(self, modules: Iterable[str]) -> None:
         """Bring the modules into this order."""
         self.descriptions = {module: self.descriptions[module] for module in modules}
 
     def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
-        if module in self._in_memory:
-            return [matrix.with_integers(matrix.integers) for matrix in self._in_memory[module]]
-        return read_matrices(self.descriptions[module], self._in_files[module])
+        return [matrix.with_integers(matrix.integers) for matrix in self._load[module]()]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.descriptions)

@@ -75,31 +75,16 @@ class RoundedProduct:
 
 @dataclass(frozen=True)
 class Forms:
-    """Forms in which weights may be stored.
+    """Forms in which weights may be stored."""
 
-    Parameters
-    ----------
-    factors
-        True for products of two factors too.
-    fewer_numbers
-        True for forms that others undercut in bits and in loss, but not in numbers.
-    widths, groups
-        Bits of whole weights, and numbers that share a scale, 0 for a whole column.
-    has_zero
-        True for the grid of engines, whose groups divide the columns: the largest that does is an option.
-    in_blocks
-        True for the block types of GGUF.
-    fused
-        True if weights of one input share one form.
-    """
-
-    factors: bool = True
-    fewer_numbers: bool = False
-    widths: tuple[int, ...] = BITS
-    groups: tuple[int, ...] = GROUPS
+    factors: bool = True  # True for products of two factors too
+    fewer_numbers: bool = False  # True for forms that others undercut in bits and in loss, but not in numbers
+    widths: tuple[int, ...] = BITS  # bits of whole weights
+    groups: tuple[int, ...] = GROUPS  # numbers that share a scale, 0 for a whole column
+    # True for the grid of engines, whose groups divide the columns: the largest that does is an option
     has_zero: bool = False
-    in_blocks: bool = False
-    fused: bool = False
+    in_blocks: bool = False  # True for the block types of GGUF
+    fused: bool = False  # True if weights of one input share one form
 
     def whole(self, length: int, axis: int) -> Iterator[tuple[IntegerFormat, list[IntegerFormat]]]:
         """Yield formats of whole weights with columns of this length, after the one in which their loss is measured."""
@@ -171,23 +156,10 @@ class StoredBias:
 
 
 class QuantizedWeight:
-    """A weight (m, n) and its stored forms, whose losses are measured when it is made.
+    """A weight (m, n), acting on rows, and its stored forms, whose losses are measured when it is made.
 
-    Parameters
-    ----------
-    weight
-        Acting on rows, x @ weight.
-    metric
-        Of its errors.
-    of
-        The projection; "" for the weight of a module.
-    bias
-        Of the weight.
-    by_row
-        True for a table, whose rows have scales of their own, so that one is looked up without the others; it stays
-        whole.
-    forms
-        Forms that are options.
+    `metric` is that of its errors, `of` the projection, "" for the weight of a module, and `forms` are options. With
+    `by_row`, for a table, rows have scales of their own, so that one is looked up without the others; it stays whole.
     """
 
     def __init__(
@@ -300,7 +272,6 @@ class QuantizedWeight:
         return components(self.weight, self._metric.reads, self._metric.slopes)
 
     def _product(self, factors: Components, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
-        """Return the rounded factors of the first components."""
         mixing = _cosine_transform(rank).astype(self.weight.dtype)
         left, right = factors.left[:, :rank] @ mixing, mixing.T @ factors.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
