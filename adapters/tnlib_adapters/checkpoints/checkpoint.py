@@ -319,7 +319,7 @@ def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
 
 def _as_checkpoint(opened: Folder) -> Checkpoint:
     wiring = _wire(opened)
-    factored = descriptions(opened.config, wiring.attention_modules)
+    factored = descriptions(opened.config, wiring.attention_modules, wiring.sizes)
     check_factors(opened, wiring, factored or [])
     expanded = with_expanded(opened, wiring, factored or [])
     check_shapes(expanded, wiring, factored_projections(factored, wiring.attention_modules))

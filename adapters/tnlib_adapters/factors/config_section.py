@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tnlib import FileFormatError
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
 from tnlib_adapters.factors.integers import FORMAT_FIELDS, IntegerFormat, int8_format
@@ -40,11 +41,11 @@ def quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[
     return (section if isinstance(section, Mapping) else {}), others
 
 
-def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
+def descriptions(config: Mapping[str, Any], layers: Sequence[str], sizes: Sizes) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 
-    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, or of another method
-    or version.
+    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, of another method or
+    version, or its factors do not fit together or into attention layers of these sizes.
     """
     section = config.get(KEY)
     if section is None:
@@ -73,11 +74,12 @@ def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Descr
             f"open_checkpoint: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
             "compress again."
         )
-    described = [_read_entry(entry, name) for name, entries in zip(layers, of_layers, strict=True) for entry in entries]
-    return described + [_read_entry(entry, name, is_module=True) for name, entry in modules.items()]
+    entries = [(name, entry, False) for name, of_layer in zip(layers, of_layers, strict=True) for entry in of_layer]
+    entries += [(name, entry, True) for name, entry in modules.items()]
+    return [_read_entry(*entry, sizes) for entry in entries]
 
 
-def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Description:
+def _read_entry(module: str, entry: Any, is_module: bool, sizes: Sizes) -> Description:
     try:
         described = _description({"of": "", "ranks": []} | entry if is_module else entry, module)
         _require(bool(described.of) != is_module)
@@ -87,11 +89,11 @@ def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Descript
             "compress again."
         ) from None
     try:
-        described.shape  # noqa: B018  raises if the parts do not fit together
+        described.check(sizes)
     except (LookupError, ValueError) as problem:
         raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged: parts of shapes "
-            f"{described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
+            f"open_checkpoint: the factors {described.of!r} of {module} described in config.json are damaged: parts of "
+            f"shapes {described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
         ) from None
     return described
 

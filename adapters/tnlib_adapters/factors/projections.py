@@ -53,8 +53,8 @@ class Products:
         weights, biases = {}, {}
         for name, matrices in self.factors.items():
             product = reduce(operator.matmul, matrices)
-            n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-            weights[name] = product[:n_in] if name in NAMES else product
+            n_in, _ = sizes.sides(name) if name in NAMES else product.shape
+            weights[name] = product[:n_in]
             if name in self.biased:
                 biases[name] = product[n_in:].sum(0)  # one row, or none
         return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
@@ -93,18 +93,13 @@ def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
     sizes = attention.sizes
     shapes: dict[str, tuple[int, ...]] = {}
     for letters, linear in attention.projections.items():
-        shape = (n_out(sizes, letters), sizes.widths["o"] if letters == "o" else sizes.d_model)
-        shapes[linear.weight] = shape if linear.stored == "out_in" else shape[::-1]
-        shapes |= {linear.bias: shape[:1]} if linear.bias else {}
+        sides = sizes.sides(letters)
+        shapes[linear.weight] = sides[::-1] if linear.stored == "out_in" else sides
+        shapes |= {linear.bias: sides[1:]} if linear.bias else {}
     if attention.relative_bias is not None:
         shapes[attention.relative_bias.table.weight] = (attention.relative_bias.n_bins, sizes.n_heads)
     shapes |= latent_shapes(attention.latent, sizes) if attention.latent else {}
     return shapes | {norm.weight: (sizes.d_head,) for norm in attention.head_norms}
-
-
-def n_out(sizes: Sizes, letters: str) -> int:
-    """Return the output width of a module with these projections."""
-    return sizes.d_model if letters == "o" else sum(sizes.widths[name] for name in letters)
 
 
 def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:

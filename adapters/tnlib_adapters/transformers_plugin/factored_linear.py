@@ -282,9 +282,3 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
 def no_numbers(like: Tensor) -> nn.Parameter:
     """Return an empty, untrained parameter for the name of a weight that is stored as factors."""
     return nn.Parameter(like.new_empty(0), requires_grad=False)
-
-
-def must_agree(size: int, other: int) -> None:
-    """Raise `ValueError` unless two contracted axes have equal sizes."""
-    if size != other:
-        raise ValueError(f"contracted axes have sizes {size} and {other}")

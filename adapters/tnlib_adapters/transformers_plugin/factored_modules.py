@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.factors.expansion import ranks_of
-from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
-from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
+from tnlib_adapters.factors.factored_matrix import STACKS, Description, ranks_of, scale_name, whole_part
+from tnlib_adapters.factors.projections import Sizes, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
     ContractedLinear,
@@ -25,26 +24,13 @@ from tnlib_adapters.transformers_plugin.contracted_linear import (
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, as_dense, no_numbers
 from tnlib_adapters.transformers_plugin.indexed_linear import HeadLinear, InterpolativeLinear
 
-STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
-
 
 def make_layer(described: Description, factors: Factors, names: str = "", sizes: Sizes | None = None) -> FactoredLinear:
-    """Return the layer of a factored matrix, without a bias parameter; `FileFormatError` if its factors do not fit.
+    """Return the layer of a factored matrix, without a bias parameter.
 
     The layer computes the projections `names` of those of the matrix, or "", without `sizes`, the weight of a module.
     """
-    try:
-        layer = MAKE[described.kind](described, factors, names, sizes)
-        if sizes is not None:
-            wanted = (sizes.widths["o"] if names == "o" else sizes.d_model, n_out(sizes, names))
-            if (layer.in_features, layer.out_features) != wanted:
-                raise ValueError(f"weights of {(layer.in_features, layer.out_features)} where the model has {wanted}")
-    except (LookupError, ValueError, AttributeError) as problem:  # a missing part, or shapes that do not fit
-        raise FileFormatError(
-            f"from_pretrained: the factors of {described.of or 'the weight'} of {described.module} do not make a layer "
-            f"of kind {described.kind!r} ({problem}); compress again."
-        ) from None
-    return layer
+    return MAKE[described.kind](described, factors, names, sizes)
 
 
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
@@ -79,9 +65,7 @@ def _of_stack(
     return ContractedLinear(factors, network(inputs, outputs), first)
 
 
-def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
-    if sizes is None:
-        raise ValueError("heads outside an attention module")
+def _heads(described: Description, factors: Factors, names: str, sizes: Any) -> FactoredLinear:
     is_first = names == described.of[0]
     return HeadLinear(
         factors.only("left" if is_first else "right"),
@@ -94,9 +78,7 @@ def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | 
 
 
 def _interpolative(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
-    if sizes is None:
-        return InterpolativeLinear(factors, described.rows, described.shape[0])
-    n_in = sizes.widths["o"] if names == "o" else sizes.d_model
+    n_in, _ = described.shape if sizes is None else sizes.sides(names)
     return InterpolativeLinear(factors, described.rows, n_in)
 
 
@@ -183,7 +165,7 @@ def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -
 def build(
     described: Sequence[Description], letters: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
 ) -> FactoredLinear | SideBySide:
-    """Return the module that computes the projections `letters`, without a bias; errors as in `make_layer`."""
+    """Return the module that computes the projections `letters`, without a bias."""
     layers: dict[str, FactoredLinear] = {}
     for description in described:
         part = "".join(name for name in letters if name in description.of)

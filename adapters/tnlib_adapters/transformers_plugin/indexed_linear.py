@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tnlib_adapters.factors.expansion import places
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications, must_agree
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications
 
 # Copied numbers in units of multiplications, on one thread with AVX-512: 0.5 to 1.1 ns for a column of x that moves,
 # 0.5 ns for a number of L, 0.024 ns for a multiplication.
@@ -52,12 +52,8 @@ class InterpolativeLinear(FactoredLinear):
 
     def __init__(self, factors: Factors, rows: Sequence[int], in_features: int) -> None:
         left, right = factors.shapes["left"], factors.shapes["right"]
-        must_agree(left[1], right[0])
-        must_agree(len(rows), right[0])
         super().__init__(factors, (in_features, right[1]))
         self.unit_rows, self.n_rows = tuple(rows), left[0] + len(rows)
-        if self.n_rows not in (in_features, in_features + 1) or len({*range(self.n_rows), *rows}) > self.n_rows:
-            raise ValueError(f"{self.n_rows} rows for {in_features} inputs")
         self.has_bias_row = self.n_rows > in_features
 
     def settle(self) -> None:
@@ -162,13 +158,9 @@ class HeadLinear(FactoredLinear):
     ) -> None:
         rank, width = sum(ranks), len(ranks) * d_head
         super().__init__(factors, (width, d_model) if reads_heads else (d_model, width))
-        ((self.name, shape),) = factors.shapes.items()
+        (self.name,) = factors.shapes
         self.ranks, self.d_head, self.rank, self.width = tuple(ranks), d_head, rank, width
         self.reads_heads, self.transposed = reads_heads, transposed
-        n_model, n_inner = shape[::-1] if transposed or reads_heads else shape
-        has_bias_row = n_model == d_model + 1 and not reads_heads
-        if max(ranks) > d_head or n_inner != rank or not (n_model == d_model or has_bias_row):
-            raise ValueError(f"a factor of shape {tuple(shape)} for ranks {self.ranks} of heads of {d_head}")
 
     def settle(self) -> None:
         """Create the indices, which are not in the state dict, on the device of the factors."""

@@ -182,7 +182,7 @@ def _wired(model: Any, config: TnlibConfig) -> tuple[Wiring, list[Description]]:
     wiring = wire(model.config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
     section = {"quant_method": METHOD, "version": config.version, "layers": config.layers}
     section |= {MODULES: getattr(config, MODULES, {})}
-    return wiring, descriptions({KEY: section}, wiring.attention_modules) or []
+    return wiring, descriptions({KEY: section}, wiring.attention_modules, wiring.sizes) or []
 
 
 def _layers(model: nn.Module, wiring: Wiring, described: Sequence[Description]) -> list[_FactoredModule]:
