@@ -8,9 +8,9 @@ from typing import Any
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description
 from tnlib_adapters.factors.integers import FORMAT_FIELDS, IntegerFormat, int8_format
-from tnlib_adapters.factors.projections import NAMES, expect
+from tnlib_adapters.factors.projections import NAMES, stored_shapes
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import FLOATS
 
@@ -133,24 +133,43 @@ def _require(holds: bool) -> None:
         raise ValueError("damaged")
 
 
-def factored_projections(described: Sequence[Description] | None, layers: Sequence[str]) -> list[str] | None:
-    """Return the projections of every attention module that are stored as factors; None of an ordinary checkpoint."""
-    if described is None:
-        return None
-    return ["".join(description.of for description in described if description.module == layer) for layer in layers]
+def check_tensors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
+    """Raise `FileFormatError` unless all tensors of factors and of the attention exist, in the shapes of the config.
 
-
-def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
-    """Raise unless every described factor is there, in the described shape, and belongs to a matrix of the model."""
+    Factors must belong to a matrix of the model. There need not be projections that they replace.
+    """
     for description in described:
         if not description.of and description.module not in wiring.matrices:
             raise FileFormatError(
                 f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
                 f"{description.module!r}; compress again."
             )
-        for part, shape in description.stored_shapes.items():
-            form = description.formats.get(part)
-            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
-            expect(folder, description.stored_name(part, wiring), shape, dtypes)
-        for part, shape in description.scales.items():
-            expect(folder, description.stored_name(scale_name(part), wiring), shape)
+        for part, (dtype, shape) in description.tensors.items():
+            dtypes = (dtype,) if dtype in ("U8", "I8") else FLOATS  # transformers saves scales as any floats
+            _expect(folder, description.stored_name(part, wiring), shape, dtypes)
+    for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
+        factored = {of for description in described if description.module == module for of in description.of}
+        linears = layer.attention.projections
+        absent = [linear.weight for letters, linear in linears.items() if set(letters) <= factored]
+        for name, shape in stored_shapes(layer.attention).items():
+            if name not in absent:
+                _expect(folder, name, shape, FLOATS)
+
+
+def _expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> None:
+    """Raise `FileFormatError` unless there is a tensor of this name and shape, of one of these dtypes."""
+    if name not in folder.tensors:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
+            "config.json states more layers than there are, or the download is incomplete."
+        )
+    if folder.tensors[name].dtype not in dtypes:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} must be of {', '.join(dtypes)}, got {folder.tensors[name].dtype}; "
+            "dequantize the checkpoint first."
+        )
+    if folder.tensors[name].shape != shape:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} must have shape {shape} by config.json, got "
+            f"{folder.tensors[name].shape}; one of the two belongs to another model."
+        )

@@ -13,7 +13,7 @@ import numpy as np
 from tnlib import CP, TTMatrix, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, ranks_of, scale_name, whole_part
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, ranks_of, whole_part
 from tnlib_adapters.factors.interpolative import unpack
 from tnlib_adapters.factors.projections import Projections, Sizes, unstack
 from tnlib_adapters.files.folder import Folder
@@ -146,10 +146,7 @@ def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
         if description.of:
             continue
         matrix = wiring.matrices[description.module]
-        parts = {
-            part: folder.tensors[description.stored_name(part, wiring)]
-            for part in (*description.shapes, *map(scale_name, description.scales))
-        }
+        parts = {part: folder.tensors[description.stored_name(part, wiring)] for part in description.tensors}
         transposed = matrix.stored == "out_in"
         shape = description.shape[::-1] if transposed else description.shape
         file = next(iter(parts.values())).file

@@ -44,28 +44,14 @@ class Description:
     formats: Mapping[str, IntegerFormat] = field(default_factory=dict)
 
     @property
-    def scales(self) -> dict[str, Shape]:
-        """Part name -> shape of its scales, for parts that are stored as integers."""
-        return {part: form.scale_shape(self.shapes[part]) for part, form in self.formats.items()}
-
-    @property
-    def stored_shapes(self) -> dict[str, Shape]:
-        """Part name -> shape of its tensor in a file, where integers are packed."""
-        formats = self.formats
-        return {part: formats[part].stored_shape(s) if part in formats else s for part, s in self.shapes.items()}
-
-    @property
     def tensors(self) -> dict[str, tuple[str | None, Shape]]:
         """Stored tensors of `FactoredMatrix.parts` by name: dtype, None for floats of the checkpoint's, and shape."""
-        formats = self.formats
-        tensors: dict[str, tuple[str | None, Shape]] = {
-            part: (("U8" if formats[part].is_packed else "I8") if part in formats else None, shape)
-            for part, shape in self.stored_shapes.items()
-        }
-        return tensors | {
-            scale_name(part): ("BF16" if formats[part].has_short_scales else "F32", shape)
-            for part, shape in self.scales.items()
-        }
+        tensors: dict[str, tuple[str | None, Shape]] = {part: (None, shape) for part, shape in self.shapes.items()}
+        for part, form in self.formats.items():
+            tensors[part] = ("U8" if form.is_packed else "I8", form.stored_shape(self.shapes[part]))
+            dtype = "BF16" if form.has_short_scales else "F32"
+            tensors[scale_name(part)] = (dtype, form.scale_shape(self.shapes[part]))
+        return tensors
 
     @property
     def is_whole(self) -> bool:
@@ -147,14 +133,12 @@ class Description:
             entry["ranks"] = list(self.ranks)
         if self.kind == "interpolative":
             entry |= {"rows": list(self.rows)} | ({"biases": self.biases} if self.of else {})
-        in_int8 = [part for part, form in self.formats.items() if form == int8_format(part, self.shapes[part])]
-        scales = {part: list(self.scales[part]) for part in in_int8}
-        integers = {
-            part: {field: getattr(form, field) for field in FORMAT_FIELDS}
-            for part, form in self.formats.items()
-            if part not in in_int8
-        }
-        return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
+        for part, form in self.formats.items():
+            if form == int8_format(part, self.shapes[part]):
+                entry.setdefault("scales", {})[part] = list(form.scale_shape(self.shapes[part]))
+            else:
+                entry.setdefault("integers", {})[part] = {field: getattr(form, field) for field in FORMAT_FIELDS}
+        return entry
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
-from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring, Wiring
-from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.safetensors_file import FLOATS
+from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring
 
 NAMES = ("q", "k", "v", "o")
 
@@ -75,19 +72,6 @@ class Products:
         return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
 
 
-def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None) -> None:
-    """Raise `FileFormatError` unless all attention tensors exist, with the shapes that the config implies.
-
-    `factored` lists, for each layer of a compressed checkpoint, the projections that are stored as factors.
-    """
-    for k, layer in enumerate(wiring.layers):
-        linears = layer.attention.projections
-        absent = [linear.weight for letters, linear in linears.items() if factored and set(letters) <= set(factored[k])]
-        for name, shape in stored_shapes(layer.attention).items():
-            if name not in absent:
-                expect(folder, name, shape)
-
-
 def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
     """Return the expected shapes of the attention tensors of one layer, by name."""
     sizes = attention.sizes
@@ -100,25 +84,6 @@ def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
         shapes[attention.relative_bias.table.weight] = (attention.relative_bias.n_bins, sizes.n_heads)
     shapes |= latent_shapes(attention.latent, sizes) if attention.latent else {}
     return shapes | {norm.weight: (sizes.d_head,) for norm in attention.head_norms}
-
-
-def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
-    """Raise `FileFormatError` unless there is a tensor of this name and shape, of one of these dtypes."""
-    if name not in folder.tensors:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
-            "config.json states more layers than there are, or the download is incomplete."
-        )
-    if folder.tensors[name].dtype not in dtypes:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} must be of {', '.join(dtypes)}, got {folder.tensors[name].dtype}; "
-            "dequantize the checkpoint first."
-        )
-    if folder.tensors[name].shape != shape:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} must have shape {shape} by config.json, got "
-            f"{folder.tensors[name].shape}; one of the two belongs to another model."
-        )
 
 
 def take_apart(attention: AttentionWiring, get: Callable[[str], Array | None]) -> Projections:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.factors.factored_matrix import STACKS, Description, ranks_of, scale_name, whole_part
+from tnlib_adapters.factors.factored_matrix import STACKS, Description, ranks_of, whole_part
 from tnlib_adapters.factors.projections import Sizes, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
@@ -35,18 +35,13 @@ def make_layer(described: Description, factors: Factors, names: str = "", sizes:
 
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
     """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
-    scales, shapes = described.scales, described.stored_shapes
-    dtypes = {part: torch.uint8 if form.is_packed else torch.int8 for part, form in described.formats.items()}
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=like.device)
-
-    # scales come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
-    parameters = {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
-    return parameters | {
-        part: nn.Parameter(empty(shape, dtypes.get(part, like.dtype)), requires_grad=part not in dtypes)
-        for part, shape in shapes.items()
-    }
+    integers = {"U8": torch.uint8, "I8": torch.int8}
+    parameters = dict[str, nn.Parameter]()
+    # floats come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
+    for part, (dtype, shape) in sorted(described.tensors.items(), key=lambda tensor: tensor[1][0] in integers):
+        values = torch.empty(shape, dtype=integers.get(dtype or "", like.dtype), device=like.device)
+        parameters[part] = nn.Parameter(values, requires_grad=dtype not in integers)
+    return parameters
 
 
 def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
