@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
 from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring
 
 NAMES = ("q", "k", "v", "o")
+T = TypeVar("T", bound=Any)  # array of some library
 
 
 @dataclass(frozen=True)
@@ -106,31 +107,25 @@ def put_together(attention: AttentionWiring, projections: Projections) -> dict[s
 
 
 def join_modules(
-    attention: AttentionWiring, projections: Projections, concatenate: Callable[[Sequence[Any], int], Any]
+    attention: AttentionWiring, projections: Projections, concatenate: Callable[[list[Any], int], Any]
 ) -> dict[str, Any]:
     """Return the tensors of a layer, views if possible, in the library of `concatenate`."""
     tensors: dict[str, Any] = {}
     for letters, linear in attention.projections.items():
-        weight = _join(attention, [projections.weights[name] for name in letters], concatenate)  # in out
+        weight = join([projections.weights[name] for name in letters], attention.groups, concatenate)  # in out
         tensors[linear.weight] = linear.on_rows(weight)  # transposed again
         if all(name in projections.biases for name in letters):
-            bias = _join(attention, [projections.biases[name] for name in letters], concatenate)
-            tensors[f"{linear.module}.bias"] = bias
+            biases = [projections.biases[name] for name in letters]
+            tensors[f"{linear.module}.bias"] = join(biases, attention.groups, concatenate)
     return tensors
 
 
 def columns_of_head(attention: AttentionWiring, letters: str, name: str, head: int) -> slice:
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
-    group = sizes.group_size
-    number, within = (head, head % group) if name in "qo" else (head // group, 0)
-    width = sizes.of_head(name)
-    if len(letters) == 1 or attention.fused == "blocks":
-        before = sum(sizes.widths[other] for other in letters[: letters.index(name)])
-        begin = before + number * width
-    else:
-        in_group = {"q": within, "k": group, "v": group + 1}[name]
-        begin = (head // group * (group + 2) + in_group) * sizes.d_head
+    columns = _split(attention, letters, np.arange(sum(sizes.widths[other] for other in letters)))[name]
+    width, number = sizes.of_head(name), head if name in "qo" else sizes.kv_head(head)
+    begin = int(columns[number * width])
     return slice(begin, begin + width)
 
 
@@ -148,15 +143,16 @@ def _split(attention: AttentionWiring, letters: str, fused: Array) -> dict[str, 
     return {name: part.reshape(*fused.shape[:-1], -1) for name, part in zip("qkv", parts, strict=True)}
 
 
-def _join(attention: AttentionWiring, parts: Sequence[Any], concatenate: Callable[[Sequence[Any], int], Any]) -> Any:
-    """Concatenate projections along the last axis in the order of the architecture."""
-    sizes = attention.sizes
+def join(parts: list[T], groups: tuple[int, int] | None, concatenate: Callable[[list[T], int], T]) -> T:
+    """Concatenate projections along the last axis; with `groups`, those of `AttentionWiring`, by key head."""
     if len(parts) == 1:
         return parts[0]
-    if attention.fused == "blocks":
+    if groups is None:
         return concatenate(parts, -1)
-    legs = [part.reshape(*part.shape[:-1], sizes.kv_heads, -1, sizes.d_head) for part in parts]
-    return concatenate(legs, -2).reshape(*parts[0].shape[:-1], -1)
+    n_groups, d_head = groups
+    legs = [part.reshape(*part.shape[:-1], n_groups, -1, d_head) for part in parts]  # ... group heads dh
+    joined: T = concatenate(legs, -2).reshape(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
+    return joined
 
 
 def stack(projections: Projections, sizes: Sizes) -> Array:

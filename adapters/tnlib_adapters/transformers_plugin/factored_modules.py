@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
+from tnlib_adapters.architectures.wiring import AttentionWiring
 from tnlib_adapters.factors.factored_matrix import STACKS, Description, ranks_of, whole_part
-from tnlib_adapters.factors.projections import Sizes, rows_of_stack
+from tnlib_adapters.factors.projections import Sizes, join, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
     ContractedLinear,
@@ -108,26 +109,26 @@ class LayerFactors(nn.Module):
 class SideBySide(nn.Module):
     """Layers of one input with concatenated outputs, for modules that compute queries, keys and values together.
 
-    `groups` is the number of key and value heads if outputs are grouped by key head, otherwise None.
+    `groups` are those of `AttentionWiring`.
     """
 
     bias: nn.Parameter | None
 
-    def __init__(self, layers: Sequence[FactoredLinear], groups: int | None, d_head: int) -> None:
+    def __init__(self, layers: Sequence[FactoredLinear], groups: tuple[int, int] | None) -> None:
         super().__init__()
-        self.layers, self.groups, self.d_head = nn.ModuleList(layers), groups, d_head
+        self.layers, self.groups = nn.ModuleList(layers), groups
         self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated outputs."""
-        y = self._join([layer(x) for layer in self.layers])
+        y: Tensor = join([layer(x) for layer in self.layers], self.groups, torch.cat)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W of shape (in_features, out_features), multiplied out."""
-        return self._join([cast(FactoredLinear, layer).matrix(dtype) for layer in self.layers])
+        return join([cast(FactoredLinear, layer).matrix(dtype) for layer in self.layers], self.groups, torch.cat)
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the bias, or None."""
@@ -139,38 +140,28 @@ class SideBySide(nn.Module):
         if like is None:
             return None
         pairs = zip(layers, parts, strict=True)
-        return self._join([like.new_zeros(a.out_features) if part is None else part for a, part in pairs])
+        biases = [like.new_zeros(a.out_features) if part is None else part for a, part in pairs]
+        return join(biases, self.groups, torch.cat)
 
     def to_dense(self) -> nn.Linear:
         """Return an ordinary layer of the same function, multiplied out in double precision."""
         return as_dense(self, cast(FactoredLinear, self.layers[0]).like())
 
-    def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        return join_projections(parts, self.groups, self.d_head)
-
-
-def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -> Tensor:
-    """Return the outputs of several projections as those of one module, grouped by key head if `groups` is given."""
-    if groups is None:
-        return torch.cat([*parts], -1)
-    legs = [part.reshape(*part.shape[:-1], groups, -1, d_head) for part in parts]  # ... group heads dh
-    return torch.cat(legs, -2).flatten(-3)
-
 
 def build(
-    described: Sequence[Description], letters: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
+    described: Sequence[Description], letters: str, home: LayerFactors, wiring: AttentionWiring
 ) -> FactoredLinear | SideBySide:
     """Return the module that computes the projections `letters`, without a bias."""
-    layers: dict[str, FactoredLinear] = {}
+    layers, sizes = dict[str, FactoredLinear](), wiring.sizes
     for description in described:
         part = "".join(name for name in letters if name in description.of)
         factors = Factors(description.shapes, description.formats, home=home, stem=f"{description.of}_")
-        for names in _together(part, sizes) if description.kind in STACKS and fused == "blocks" else part:
+        for names in _together(part, sizes) if description.kind in STACKS and not wiring.groups else part:
             layers[names] = make_layer(description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: letters.index(names[0]))
     if len(ordered) == 1:
         return layers[ordered[0]]
-    return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)
+    return SideBySide([layers[names] for names in ordered], wiring.groups)
 
 
 def _together(letters: str, sizes: Sizes) -> list[str]:

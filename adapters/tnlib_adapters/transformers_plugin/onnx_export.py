@@ -123,8 +123,6 @@ def _load(checkpoint: Checkpoint) -> Any:
 
     name = "AutoModelForTextEncoding" if checkpoint.wiring.layers[0].attention.relative_bias else "AutoModel"
     options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
     loader, integers = getattr(transformers, name), integer_weights(checkpoint)
     source: Path | None = checkpoint.folder.path
     if integers:  # read here: transformers would need the package of the format
@@ -140,10 +138,8 @@ def _load(checkpoint: Checkpoint) -> Any:
         }
         with torch.device("meta"):
             loader, source = type(loader.from_config(config)), None
-    try:
+    with _quiet("transformers"):  # poolers and heads of other tasks, which the graph does not have
         model = loader.from_pretrained(source, **options)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
     return use_integers(model.eval(), checkpoint) if integers else use_linear_layers(model.eval())
 
 
@@ -172,7 +168,8 @@ class _HiddenStates(nn.Module):
 def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> None:
     axes = [torch.export.Dim("texts"), torch.export.Dim("tokens")]
     dynamic = tuple(dict(enumerate(axes[: 2 if x.ndim == 2 else 1])) for x in sample.values())
-    with _quiet(), torch.no_grad():
+    with _quiet("torch.onnx"), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of the exporter about itself and about packages that it does not find
         program = torch.onnx.export(
             _HiddenStates(model, [*sample]).eval(),
             tuple(sample.values()),
@@ -192,15 +189,13 @@ def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> 
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of the exporter about itself and about packages that it does not find."""
-    logger = logging.getLogger("torch.onnx")
+def _quiet(package: str) -> Iterator[None]:
+    """Silence the logged warnings of a package."""
+    logger = logging.getLogger(package)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)
 
@@ -220,8 +215,7 @@ class IntegerLinear(nn.Module):
     def __init__(self, codes: Array, scales: Array, bits: int, bias: Tensor | None) -> None:
         super().__init__()
         n_out, n_blocks = scales.shape
-        packed = codes if bits == 8 else pack(codes, bits, 1)
-        self.register_buffer("codes", torch.from_numpy(packed.reshape(n_out, n_blocks, -1).copy()))
+        self.register_buffer("codes", torch.from_numpy(pack(codes, bits, 1).reshape(n_out, n_blocks, -1)))
         self.register_buffer("scales", torch.from_numpy(scales.copy()))
         self.bits, self.block, self.bias = bits, codes.shape[1] // n_blocks, bias
 

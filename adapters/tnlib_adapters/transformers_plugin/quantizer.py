@@ -77,7 +77,7 @@ class TnlibQuantizer(HfQuantizer):
             home = LayerFactors(layer.described, next(iter(originals.values())).weight)
             layer.attention.add_module(METHOD, home)
             for name, letters in modules.items():
-                factored = build(layer.described, letters, home, layer.wiring.sizes, layer.wiring.fused)
+                factored = build(layer.described, letters, home, layer.wiring)
                 if not layer.holds_bias_of(letters):
                     factored.bias = originals[name].bias
                 factored.register_parameter("weight", no_numbers(originals[name].weight))
