@@ -318,7 +318,7 @@ def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _as_checkpoint(opened: Folder) -> Checkpoint:
-    wiring = _wire(opened)
+    wiring = wire_folder(opened)
     factored = descriptions(opened.config, wiring.attention_modules, wiring.sizes)
     check_tensors(opened, wiring, factored or [])
     for layer in wiring.layers:
@@ -326,12 +326,8 @@ def _as_checkpoint(opened: Folder) -> Checkpoint:
     return Checkpoint(with_expanded(opened, wiring, factored or []), wiring, factored)
 
 
-def with_folder(checkpoint: Checkpoint, folder: Folder) -> Checkpoint:
-    """Return a checkpoint with other tensors or another config, wired anew."""
-    return replace(checkpoint, folder=folder, wiring=_wire(folder))
-
-
-def _wire(folder: Folder) -> Wiring:
+def wire_folder(folder: Folder) -> Wiring:
+    """Return the wiring of the model in a folder."""
     return wire(folder.config, folder.tensors, where=str(folder.path / CONFIG), function="open_checkpoint")
 
 

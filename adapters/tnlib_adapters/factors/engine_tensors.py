@@ -246,8 +246,10 @@ def with_dequantized(folder: Folder) -> Folder:
     """
     section, config = quantization(folder.config)
     method, version = section.get("quant_method"), section.get("checkpoint_format", _VERSIONS[0])
+    if method == GGUF:
+        return replace(folder, tensors=with_dequantized_blocks(folder, section.get("types")), config=config)
     if method not in tuple(_NAMES):
-        return with_dequantized_blocks(folder) if method == GGUF else folder
+        return folder
     if method == GPTQ and version not in _VERSIONS:
         raise FileFormatError(
             f"open_checkpoint: checkpoint_format in config.json of {folder.path} must be {' or '.join(_VERSIONS)}, got "

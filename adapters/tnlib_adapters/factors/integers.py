@@ -27,7 +27,7 @@ multiple of 8 codes; code k occupies the bits [bits k, bits (k + 1)) of a little
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -307,14 +307,21 @@ def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
     n_codes, n_bytes = period(bits)
     blocks = packed.reshape(-1, n_bytes)
     codes = np.empty((len(blocks), n_codes), np.uint8)
-    for k in range(n_codes):
-        byte, shift = divmod(bits * k, 8)
-        code = blocks[:, byte] >> shift
-        if shift + bits > 8:
-            code |= blocks[:, byte + 1] << (8 - shift)
-        np.bitwise_and(code, 2**bits - 1, out=codes[:, k])
+    for k, code in enumerate(codes_in(blocks, bits)):
+        codes[:, k] = code
     rows = codes.reshape(*packed.shape[:-1], packed.shape[-1] // bits * 8)
     return np.moveaxis(rows[..., :length], -1, axis)
+
+
+def codes_in(blocks: Any, bits: int) -> Iterator[Any]:
+    """Yield the codes (...) of whole bytes (..., bytes) one after the other, of an array or a tensor of torch."""
+    for k in range(period(bits)[0]):
+        byte, shift = divmod(bits * k, 8)
+        code = blocks[..., byte] >> shift
+        if shift + bits > 8:
+            code |= blocks[..., byte + 1] << (8 - shift)
+        code &= 2**bits - 1
+        yield code
 
 
 def period(bits: int) -> tuple[int, int]:

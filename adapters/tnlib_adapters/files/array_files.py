@@ -138,7 +138,8 @@ def decompose_file(
     if format != "cp" and "rank" in settings:
         raise ArgumentError(f"decompose: --rank is that of --format cp, got {format}; pass --max-rank.")
     storage = Storage(memory=memory, folder=folder)
-    with open_array("decompose", source) as array, observed_passes(progress or _ignore):
+    observed = observed_passes(progress) if progress else contextlib.nullcontext()
+    with open_array("decompose", source) as array, observed:
         fit = FORMATS[format](array, storage=storage, **settings)
     save(target, fit.value)
     return fit
@@ -154,7 +155,3 @@ def describe_file(path: str | os.PathLike[str]) -> str:
         shape, count = " x ".join(map(str, array.shape)), math.prod(array.shape) * array.dtype.itemsize
         lines = [f"array, shape {shape}, {array.dtype}, {count:,} bytes"]
         return "\n".join(lines + ([f"chunks {' x '.join(map(str, chunks))}"] if chunks else []))
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    pass

@@ -174,8 +174,7 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 def _read_json(file: Path, advice: str) -> dict[str, Any]:
     if not file.is_file():
         raise MissingFileError(f"open_checkpoint: found no {file.name} in {file.parent}; {advice}.")
-    json_file = JsonFile("open_checkpoint", file, advice)
-    return json_file.as_object(json_file.read())
+    return JsonFile("open_checkpoint", file, advice).read()
 
 
 def write_folder(
@@ -210,13 +209,18 @@ def write_folder(
         size = sum(entry.n_bytes for entries in files.values() for entry in entries)
         _write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))})
     _write_json(out / CONFIG, dict(config))
+    copy_other_files(source, out, skip)
+
+
+def copy_other_files(source: Folder, out: Path, skip: Container[str]) -> None:
+    """Copy the files that are not of the weights into `out`, see `other_files`."""
     for path in other_files(source, skip)[0]:
         target = out / path.relative_to(source.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
 
 
-def other_files(source: Folder, skip: Container[str] = ()) -> tuple[list[Path], list[Path]]:
+def other_files(source: Folder, skip: Container[str]) -> tuple[list[Path], list[Path]]:
     """Return the files that are copied as they are (tokenizer, modules, ...), and those that are left out.
 
     Left out are the same weights in other formats, and what is no regular file of this folder: links that lead out

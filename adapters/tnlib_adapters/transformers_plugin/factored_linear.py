@@ -215,13 +215,10 @@ class FactoredLinear(nn.Module, ABC):
 
     def keep_values(self, *, keep: bool = True) -> None:
         """Keep the dequantized values of integers in memory, or drop them; changes of scales do not reach them."""
-        for name, parameter in self._names.items():
-            if name in self._formats and not keep:
-                self.home.register_buffer(_values_name(parameter), None, persistent=False)
-            elif name in self._formats and self._kept(name) is None:
-                with torch.no_grad():
-                    values = self.part(name).contiguous()
-                self.home.register_buffer(_values_name(parameter), values, persistent=False)
+        for name in self._formats:
+            with torch.no_grad():
+                values = self.part(name).contiguous() if keep else None
+            self.home.register_buffer(_values_name(self._names[name]), values, persistent=False)
 
     def times(self, x: Tensor, name: str, *, transposed: bool = False) -> Tensor:
         """Return x times a part of two axes, or times its transpose."""

@@ -26,14 +26,6 @@ from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, F
 from tnlib_adapters.transformers_plugin.indexed_linear import HeadLinear, InterpolativeLinear
 
 
-def make_layer(described: Description, factors: Factors, names: str = "", sizes: Sizes | None = None) -> FactoredLinear:
-    """Return the layer of a factored matrix, without a bias parameter.
-
-    The layer computes the projections `names` of those of the matrix, or "", without `sizes`, the weight of a module.
-    """
-    return MAKE[described.kind](described, factors, names, sizes)
-
-
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
     """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
     integers = {"U8": torch.uint8, "I8": torch.int8}
@@ -78,6 +70,8 @@ def _interpolative(described: Description, factors: Factors, names: str, sizes: 
     return InterpolativeLinear(factors, described.rows, n_in)
 
 
+# Functions that make the layer of a factored matrix, without a bias parameter. The layer computes the projections of
+# these names among those of the matrix, or the weight of a module, without a name and sizes.
 MAKE: Mapping[str, Callable[[Description, Factors, str, Sizes | None], FactoredLinear]] = {
     "dense": lambda described, factors, *_: ContractedLinear(factors, whole(whole_part(described.of))),
     "low_rank": lambda _, factors, *__: ContractedLinear(factors, LOW_RANK),
@@ -113,10 +107,11 @@ class SideBySide(nn.Module):
     """
 
     bias: nn.Parameter | None
+    layers: Sequence[FactoredLinear]
 
     def __init__(self, layers: Sequence[FactoredLinear], groups: tuple[int, int] | None) -> None:
         super().__init__()
-        self.layers, self.groups = nn.ModuleList(layers), groups
+        self.layers, self.groups = cast(Any, nn.ModuleList(layers)), groups
         self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
         self.register_parameter("bias", None)
@@ -128,24 +123,23 @@ class SideBySide(nn.Module):
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W of shape (in_features, out_features), multiplied out."""
-        return join([cast(FactoredLinear, layer).matrix(dtype) for layer in self.layers], self.groups, torch.cat)
+        return join([layer.matrix(dtype) for layer in self.layers], self.groups, torch.cat)
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the bias, or None."""
         if self.bias is not None:
             return self.bias if dtype is None else self.bias.to(dtype)
-        layers = [cast(FactoredLinear, layer) for layer in self.layers]
-        parts = [layer.added(dtype) for layer in layers]
+        parts = [layer.added(dtype) for layer in self.layers]
         like = next((part for part in parts if part is not None), None)
         if like is None:
             return None
-        pairs = zip(layers, parts, strict=True)
+        pairs = zip(self.layers, parts, strict=True)
         biases = [like.new_zeros(a.out_features) if part is None else part for a, part in pairs]
         return join(biases, self.groups, torch.cat)
 
     def to_dense(self) -> nn.Linear:
         """Return an ordinary layer of the same function, multiplied out in double precision."""
-        return as_dense(self, cast(FactoredLinear, self.layers[0]).like())
+        return as_dense(self, self.layers[0].like())
 
 
 def build(
@@ -157,7 +151,7 @@ def build(
         part = "".join(name for name in letters if name in description.of)
         factors = Factors(description.shapes, description.formats, home=home, stem=f"{description.of}_")
         for names in _together(part, sizes) if description.kind in STACKS and not wiring.groups else part:
-            layers[names] = make_layer(description, factors, names, sizes)
+            layers[names] = MAKE[description.kind](description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: letters.index(names[0]))
     if len(ordered) == 1:
         return layers[ordered[0]]
@@ -185,7 +179,8 @@ class FactoredEmbedding(nn.Module):
                 self.register_parameter(part, parameter)
         # modules in a tuple are not submodules: the factors are parameters of one module, as in the file
         self._tied = () if tied is None else (tied,)
-        self._layer = (make_layer(described, Factors(described.shapes, described.formats, home=self.embedding)),)
+        factors = Factors(described.shapes, described.formats, home=self.embedding)
+        self._layer = (MAKE[described.kind](described, factors, "", None),)
         self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
         self.scale = scale
 
@@ -291,7 +286,7 @@ def factored_module(described: Description, original: nn.Module, scale: float) -
         module = FactoredEmbedding(described, weight, 1.0 if type(original) is nn.Embedding else scale)
     else:
         factors = Factors(described.shapes, described.formats, empty_parameters(described, weight))
-        layer = make_layer(described, factors)
+        layer = MAKE[described.kind](described, factors, "", None)
         layer.bias = getattr(original, "bias", None)
         module = layer
     module.register_parameter("weight", no_numbers(weight))

@@ -93,7 +93,7 @@ class _SharedInput(nn.Module):
 
 def _linear(layer: FactoredLinear | SideBySide) -> nn.Module:
     """Return the ordinary layers of the fewest multiplications."""
-    parts = [cast(FactoredLinear, part) for part in layer.layers] if isinstance(layer, SideBySide) else [layer]
+    parts = layer.layers if isinstance(layer, SideBySide) else [layer]
     products = [product for part in parts if (product := _products(part)) is not None]
     cost = sum(len(product.right) * (len(product.left) + product.right.shape[1]) for product in products)
     if len(products) < len(parts) or cost >= layer.in_features * layer.out_features:

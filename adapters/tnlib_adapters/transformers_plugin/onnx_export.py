@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from tnlib_adapters.factors.engine_tensors import IntegerTensor
 from tnlib_adapters.factors.integers import IntegerFormat, pack
 from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
-from tnlib_adapters.files.folder import other_files, without_note
+from tnlib_adapters.files.folder import copy_other_files, without_note
 from tnlib_adapters.transformers_plugin.inference_layers import use_linear_layers
 from tnlib_adapters.transformers_plugin.quantizer import find_place
 
@@ -92,10 +91,7 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
         _write_graph(model, _sample(checkpoint.wiring, model.config), partial / GRAPH)
         vars(model.config).pop("quantization_config", None)  # the graph holds no factors
         model.config.save_pretrained(partial)
-        for path in other_files(checkpoint.folder, _REPORTS)[0]:
-            copy = partial / path.relative_to(checkpoint.folder.path)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+        copy_other_files(checkpoint.folder, partial, _REPORTS)
         card = partial / "README.md"
         if card.is_file():  # it states how the factors load
             card.write_bytes(without_note(card.read_bytes()))
@@ -170,7 +166,7 @@ def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> 
     dynamic = tuple(dict(enumerate(axes[: 2 if x.ndim == 2 else 1])) for x in sample.values())
     with _quiet("torch.onnx"), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter about itself and about packages that it does not find
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             _HiddenStates(model, [*sample]).eval(),
             tuple(sample.values()),
             input_names=[*sample],
@@ -180,8 +176,6 @@ def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> 
             dynamo=True,
             verbose=False,
         )
-    if program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
     for node in program.model.graph:
         node.metadata_props.clear()  # stack traces with the paths of this machine
     n_bytes = sum(x.numel() * x.element_size() for x in model.parameters())
