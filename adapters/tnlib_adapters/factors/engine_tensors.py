@@ -66,7 +66,7 @@ def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
     zeros = np.full((form.n_groups(n_in), n_out), 2 ** (form.bits - 1) - 1, np.uint8)
     group = form.group or n_in
     return {
-        "qweight": ("I32", np.ascontiguousarray(_words(_unsigned(integers), form.bits, axis=0).T)),
+        "qweight": ("I32", np.ascontiguousarray(_words(integers.unsigned(), form.bits, axis=0).T)),
         "qzeros": ("I32", _words(zeros, form.bits, axis=1)),
         "scales": (_SCALE_DTYPE, encode(integers.scales, _SCALE_DTYPE)),
         "g_idx": ("I32", (np.arange(n_in) // group).astype(np.int32)),
@@ -76,7 +76,7 @@ def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
 def encode_compressed_tensors(integers: Integers) -> dict[str, tuple[str, Array]]:
     """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized."""
     return {
-        "weight_packed": ("I32", _words(_unsigned(integers), integers.format.bits, axis=0)),
+        "weight_packed": ("I32", _words(integers.unsigned(), integers.format.bits, axis=0)),
         "weight_scale": (_SCALE_DTYPE, encode(np.ascontiguousarray(integers.scales.T), _SCALE_DTYPE)),
         "weight_shape": ("I64", np.array(integers.codes.shape[::-1], np.int64)),
     }
@@ -304,11 +304,6 @@ def _sides_and_bits(info: IntegerTensor) -> tuple[tuple[int, int], int]:
         return (n_out, n_in), words * _WORD // n_in
     n_bits = parts["zeros"].shape[1] * _WORD // n_out
     return (n_out, words * _WORD // max(n_bits, 1)), n_bits
-
-
-def _unsigned(integers: Integers) -> Array:
-    codes = integers.codes
-    return codes if integers.format.is_packed else (codes.astype(np.int16) + 128).astype(np.uint8)
 
 
 def _words(codes: Array, bits: int, axis: int) -> Array:

@@ -205,6 +205,10 @@ class Integers:
         """Return the codes as stored, packed if they have fewer bits than 8."""
         return pack(self.codes, self.format.bits, self.format.axes[0]) if self.format.is_packed else self.codes
 
+    def unsigned(self) -> Array:
+        """Return the codes from 0 on, uint8: those of 8 bits plus 128."""
+        return self.codes if self.format.is_packed else (self.codes.astype(np.int16) + 128).astype(np.uint8)
+
     def transposed(self) -> Integers:
         """Return the transpose of a matrix with groups along one axis."""
         return Integers(self.codes.T, self.scales.T, replace(self.format, axis=1 - self.format.axes[0]))

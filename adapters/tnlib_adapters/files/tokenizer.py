@@ -146,8 +146,8 @@ def _tokenizer_class(function: str, folder: Path) -> Any:
     """
     path = folder / "tokenizer_config.json"
     if path.is_file() and (folder / TOKENIZER).is_file():
-        config = JsonFile(function, path, "save the tokenizer again").read()
-        if config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        content = JsonFile(function, path, "save the tokenizer again").read()
+        if content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast

@@ -210,12 +210,11 @@ def _in_order(t: Tensor, axes: Axes, result: Axes) -> Tensor:
 
 def _groups(network: Contraction) -> list[tuple[str, list[_Step]]]:
     """Return the first factor of every group of `forming`, and the steps to the product of the group."""
-    groups = network.forming or (tuple(network.axes),)
-    found = []
-    for group in groups:
+    steps = []
+    for group in network.forming or (tuple(network.axes),):
         elsewhere = [axis for part, axes in network.axes.items() if part not in group for axis in axes]
-        found.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
-    return found
+        steps.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
+    return steps
 
 
 def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:

@@ -45,15 +45,10 @@ def use_linear_layers(model: nn.Module) -> nn.Module:
       (1): Linear(in_features=32, out_features=320, bias=False)
     )
     """
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, SideBySide)]
-    inside = {id(part) for _, module in layers for part in module.layers}
-    layers += [
-        (name, cast(Any, module))
-        for name, module in model.named_modules()
-        if isinstance(module, FactoredLinear) and id(module) not in inside
-    ]
-    for name, layer in layers:
-        model.set_submodule(name, _linear(layer))
+    for kind in (SideBySide, FactoredLinear):  # first those that contain others
+        layers: list[Any] = [(name, module) for name, module in model.named_modules() if isinstance(module, kind)]
+        for name, layer in layers:
+            model.set_submodule(name, _linear(layer))
     for module in list(model.modules()):
         if hasattr(module, "tnlib"):  # the parameters of the factors
             del module.tnlib

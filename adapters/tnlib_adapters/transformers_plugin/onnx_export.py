@@ -243,8 +243,7 @@ class IntegerTable(nn.Module):
         super().__init__()
         self.block = next(block for block in _BLOCKS if table.shape[1] % block == 0)
         rounded = round_to_nearest(table, IntegerFormat(_TABLE_BITS, 1, self.block, has_zero=True))
-        codes = (rounded.codes.astype(np.int16) + 2 ** (_TABLE_BITS - 1)).astype(np.uint8)
-        self.register_buffer("codes", torch.from_numpy(codes))
+        self.register_buffer("codes", torch.from_numpy(rounded.unsigned()))
         self.register_buffer("scales", torch.from_numpy(rounded.scales))
 
     def forward(self, indices: Tensor) -> Tensor:
