@@ -28,12 +28,7 @@ OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 def token_names(folder: Path, function: str = "token_names") -> dict[int, str] | None:
     """Return the text of every token by its number; None if the folder holds no known tokenizer.
 
-    Messages begin with `function`.
-
-    Raises
-    ------
-    FileFormatError
-        If a file of the tokenizer is damaged, or holds values of another type.
+    `FileFormatError`, with a message that begins with `function`, if a file is damaged or holds values of another type.
     """
     for name, read in ((TOKENIZER, _from_tokenizer), (_WORDS, _from_words), (_LINES, _from_lines)):
         if (folder / name).is_file():
@@ -127,12 +122,7 @@ def tokenizer_or_none(function: str, folder: Path) -> Any:
 def load_tokenizer(function: str, folder: Path) -> Any:
     """Return the tokenizer of a folder; code in the folder is not run.
 
-    Raises
-    ------
-    ArgumentError
-        If the path of the folder is no UTF-8.
-    FileFormatError
-        If transformers cannot load it; the message contains the cause.
+    `ArgumentError` if the path of the folder is no UTF-8, `FileFormatError` with the cause if it does not load.
     """
     check_text_path(function, "the checkpoint", folder)
     load = _tokenizer_class(function, folder).from_pretrained
