@@ -94,7 +94,7 @@ class Description:
             fits = fits and self.shapes.get("bias", (n_out,)) == (n_out,)
         else:
             fits = len(shape) == 2 and all(shape)
-        if not fits or ("bias" in self.shapes and len(self.of) != 1):
+        if not fits or ("bias" in self.shapes and len(self.of) > 1):
             raise ValueError(f"a product of shape {shape} with ranks {self.ranks} for {sizes}")
 
     def stored_name(self, part: str, wiring: Wiring) -> str:

@@ -37,20 +37,14 @@ def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Param
     return parameters
 
 
-def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
-    """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
-    shape = described.shapes.get("stack") or described.shapes["factor0"]
-    rows = rows_of_stack(shape[0])
-    if names == "o":
-        return (1, 0, 3), (2,), rows["o"]
-    return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
-
-
 def _of_stack(
     network: Callable[..., Contraction], described: Description, factors: Factors, names: str
 ) -> FactoredLinear:
-    inputs, outputs, first = _legs(described, names)
-    return ContractedLinear(factors, network(inputs, outputs), first)
+    """Return the layer of these projections of a stack, whose entries along the first leg are one after the other."""
+    rows = rows_of_stack(described.shape[0])
+    heads = (1, 0, 3) if names in ("q", "o") else (0, 1, 3)  # query heads are in the order of their key heads
+    legs = (heads, (2,)) if names == "o" else ((2,), heads)
+    return ContractedLinear(factors, network(*legs), slice(rows[names[0]].start, rows[names[-1]].stop))
 
 
 def _heads(described: Description, factors: Factors, names: str, sizes: Any) -> FactoredLinear:
