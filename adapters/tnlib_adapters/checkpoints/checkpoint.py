@@ -20,7 +20,7 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import layer_arguments, per_head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.loaded_tensors import folder_of_model, is_loaded_model
-from tnlib_adapters.factors.config_section import check_tensors, descriptions
+from tnlib_adapters.factors.config_section import check_attention, check_factors, descriptions
 from tnlib_adapters.factors.engine_tensors import with_dequantized
 from tnlib_adapters.factors.expansion import expand, with_expanded
 from tnlib_adapters.factors.factored_matrix import Description
@@ -320,10 +320,12 @@ def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
 def _as_checkpoint(opened: Folder) -> Checkpoint:
     wiring = wire_folder(opened)
     factored = descriptions(opened.config, wiring.attention_modules, wiring.sizes)
-    check_tensors(opened, wiring, factored or [])
+    check_factors(opened, wiring, factored or [])
+    expanded = with_expanded(opened, wiring, factored or [])
+    check_attention(expanded, wiring, factored or [])
     for layer in wiring.layers:
         layer.attention.frequencies(None, "open_checkpoint")
-    return Checkpoint(with_expanded(opened, wiring, factored or []), wiring, factored)
+    return Checkpoint(expanded, wiring, factored)
 
 
 def wire_folder(folder: Folder) -> Wiring:

@@ -133,11 +133,8 @@ def _require(holds: bool) -> None:
         raise ValueError("damaged")
 
 
-def check_tensors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
-    """Raise `FileFormatError` unless all tensors of factors and of the attention exist, in the shapes of the config.
-
-    Factors must belong to a matrix of the model. There need not be projections that they replace.
-    """
+def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
+    """Raise unless every described factor is there, in the described shape, and belongs to a matrix of the model."""
     for description in described:
         if not description.of and description.module not in wiring.matrices:
             raise FileFormatError(
@@ -147,6 +144,13 @@ def check_tensors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
         for part, (dtype, shape) in description.tensors.items():
             dtypes = (dtype,) if dtype in ("U8", "I8") else FLOATS  # transformers saves scales as any floats
             _expect(folder, description.stored_name(part, wiring), shape, dtypes)
+
+
+def check_attention(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
+    """Raise unless all tensors of the attention but those of factored projections exist, in the shapes of the config.
+
+    Of the folder in which factored matrices of modules read as dense tensors.
+    """
     for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
         factored = {of for description in described if description.module == module for of in description.of}
         linears = layer.attention.projections
