@@ -65,6 +65,12 @@ class Sizes(GroupedHeads):
             "o": self.n_heads * self.d_value,
         }
 
+    def sides(self, letters: str) -> tuple[int, int]:
+        """Return input and output width of a module with these projections."""
+        if letters == "o":
+            return self.widths["o"], self.d_model
+        return self.d_model, sum(self.widths[name] for name in letters)
+
     def of_head(self, name: str) -> int:
         """Return the width of one head of a projection."""
         return self.d_value if name in "vo" else self.d_head

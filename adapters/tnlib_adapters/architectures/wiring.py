@@ -157,6 +157,11 @@ class AttentionWiring:
         return self.encoder is not None
 
     @property
+    def groups(self) -> tuple[int, int] | None:
+        """Number of key heads and width of a head if fused projections are laid out by key head, otherwise None."""
+        return (self.sizes.kv_heads, self.sizes.d_head) if self.fused == "groups" else None
+
+    @property
     def pre_norm(self) -> NormWiring | None:
         """Norm of the input, None for models that normalise the stream itself or nothing."""
         return self.norm if self.norm is not None and self.norm.place == "pre" else None

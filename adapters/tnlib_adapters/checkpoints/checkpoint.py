@@ -20,11 +20,11 @@ from tnlib_adapters.attention.attention import Attention
 from tnlib_adapters.attention.layer_arguments import layer_arguments, per_head
 from tnlib_adapters.attention.validation import as_index
 from tnlib_adapters.checkpoints.loaded_tensors import folder_of_model, is_loaded_model
-from tnlib_adapters.factors.config_section import check_factors, descriptions, factored_projections
+from tnlib_adapters.factors.config_section import check_attention, check_factors, descriptions
 from tnlib_adapters.factors.engine_tensors import with_dequantized
 from tnlib_adapters.factors.expansion import expand, with_expanded
 from tnlib_adapters.factors.factored_matrix import Description
-from tnlib_adapters.factors.projections import Projections, check_shapes, columns_of_head, take_apart
+from tnlib_adapters.factors.projections import Projections, columns_of_head, take_apart
 from tnlib_adapters.files.folder import CONFIG, Folder, open_folder
 from tnlib_adapters.files.safetensors_file import TensorInfo
 
@@ -318,22 +318,18 @@ def accepts_models(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _as_checkpoint(opened: Folder) -> Checkpoint:
-    wiring = _wire(opened)
-    factored = descriptions(opened.config, wiring.attention_modules)
+    wiring = wire_folder(opened)
+    factored = descriptions(opened.config, wiring.attention_modules, wiring.sizes)
     check_factors(opened, wiring, factored or [])
     expanded = with_expanded(opened, wiring, factored or [])
-    check_shapes(expanded, wiring, factored_projections(factored, wiring.attention_modules))
+    check_attention(expanded, wiring, factored or [])
     for layer in wiring.layers:
         layer.attention.frequencies(None, "open_checkpoint")
     return Checkpoint(expanded, wiring, factored)
 
 
-def with_folder(checkpoint: Checkpoint, folder: Folder) -> Checkpoint:
-    """Return a checkpoint with other tensors or another config, wired anew."""
-    return replace(checkpoint, folder=folder, wiring=_wire(folder))
-
-
-def _wire(folder: Folder) -> Wiring:
+def wire_folder(folder: Folder) -> Wiring:
+    """Return the wiring of the model in a folder."""
     return wire(folder.config, folder.tensors, where=str(folder.path / CONFIG), function="open_checkpoint")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib._validate import as_path
-from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, with_folder
+from tnlib_adapters.checkpoints.checkpoint import Checkpoint, accepts_models, as_checkpoint, wire_folder
 from tnlib_adapters.files.atomic_folder import check_target, whole_folder
 from tnlib_adapters.files.folder import write_folder
 from tnlib_adapters.files.safetensors_file import (
@@ -52,7 +52,8 @@ def with_tensors(
         new_config |= {
             key: "float32" for key in ("dtype", "torch_dtype") if key in new_config
         }  # otherwise transformers rounds them to half precision
-    return with_folder(checkpoint, replace(checkpoint.folder, tensors={**old, **new}, config=new_config))
+    folder = replace(checkpoint.folder, tensors={**old, **new}, config=new_config)
+    return replace(checkpoint, folder=folder, wiring=wire_folder(folder))
 
 
 def wide(checkpoint: Checkpoint, name: str) -> Array:

@@ -23,24 +23,12 @@ class StreamAxis:
 
 @dataclass(frozen=True)
 class Stream:
-    """All tensors that touch the residual stream.
+    """All tensors that touch the residual stream."""
 
-    Parameters
-    ----------
-    writers
-        Weights and biases whose output is added to the stream.
-    readers
-        Affine maps whose input is the stream, or a norm of it.
-    norms
-        Norm -> the maps that read its output; () unless it is a pre-norm.
-    unknown
-        Tensors as wide as the stream whose role is unknown.
-    """
-
-    writers: tuple[StreamAxis, ...]
-    readers: tuple[Linear, ...]
-    norms: Mapping[NormWiring, tuple[Linear, ...]]
-    unknown: tuple[str, ...]
+    writers: tuple[StreamAxis, ...]  # weights and biases whose output is added to the stream
+    readers: tuple[Linear, ...]  # affine maps whose input is the stream, or a norm of it
+    norms: Mapping[NormWiring, tuple[Linear, ...]]  # norm -> the maps that read its output; () unless it is a pre-norm
+    unknown: tuple[str, ...]  # tensors as wide as the stream whose role is unknown
 
 
 def read_stream(checkpoint: Checkpoint) -> Stream:

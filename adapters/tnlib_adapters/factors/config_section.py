@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tnlib import FileFormatError
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description, scale_name
+from tnlib_adapters.factors.factored_matrix import METHOD, SHAPES, Description
 from tnlib_adapters.factors.integers import FORMAT_FIELDS, IntegerFormat, int8_format
-from tnlib_adapters.factors.projections import NAMES, expect
+from tnlib_adapters.factors.projections import NAMES, stored_shapes
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import FLOATS
 
@@ -40,11 +41,11 @@ def quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[
     return (section if isinstance(section, Mapping) else {}), others
 
 
-def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Description] | None:
+def descriptions(config: Mapping[str, Any], layers: Sequence[str], sizes: Sizes) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 
-    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, or of another method
-    or version.
+    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, of another method or
+    version, or its factors do not fit together or into attention layers of these sizes.
     """
     section = config.get(KEY)
     if section is None:
@@ -73,11 +74,12 @@ def descriptions(config: Mapping[str, Any], layers: Sequence[str]) -> list[Descr
             f"open_checkpoint: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
             "compress again."
         )
-    described = [_read_entry(entry, name) for name, entries in zip(layers, of_layers, strict=True) for entry in entries]
-    return described + [_read_entry(entry, name, is_module=True) for name, entry in modules.items()]
+    entries = [(name, entry, False) for name, of_layer in zip(layers, of_layers, strict=True) for entry in of_layer]
+    entries += [(name, entry, True) for name, entry in modules.items()]
+    return [_read_entry(*entry, sizes) for entry in entries]
 
 
-def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Description:
+def _read_entry(module: str, entry: Any, is_module: bool, sizes: Sizes) -> Description:
     try:
         described = _description({"of": "", "ranks": []} | entry if is_module else entry, module)
         _require(bool(described.of) != is_module)
@@ -87,11 +89,11 @@ def _read_entry(entry: Any, module: str, *, is_module: bool = False) -> Descript
             "compress again."
         ) from None
     try:
-        described.shape  # noqa: B018  raises if the parts do not fit together
+        described.check(sizes)
     except (LookupError, ValueError) as problem:
         raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged: parts of shapes "
-            f"{described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
+            f"open_checkpoint: the factors {described.of!r} of {module} described in config.json are damaged: parts of "
+            f"shapes {described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
         ) from None
     return described
 
@@ -131,13 +133,6 @@ def _require(holds: bool) -> None:
         raise ValueError("damaged")
 
 
-def factored_projections(described: Sequence[Description] | None, layers: Sequence[str]) -> list[str] | None:
-    """Return the projections of every attention module that are stored as factors; None of an ordinary checkpoint."""
-    if described is None:
-        return None
-    return ["".join(description.of for description in described if description.module == layer) for layer in layers]
-
-
 def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
     """Raise unless every described factor is there, in the described shape, and belongs to a matrix of the model."""
     for description in described:
@@ -146,9 +141,39 @@ def check_factors(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
                 f"open_checkpoint: the modules of {KEY} in config.json must be matrices of a {wiring.model_type}, got "
                 f"{description.module!r}; compress again."
             )
-        for part, shape in description.stored_shapes.items():
-            form = description.formats.get(part)
-            dtypes = FLOATS if form is None else ("U8",) if form.is_packed else ("I8",)
-            expect(folder, description.stored_name(part, wiring), shape, dtypes)
-        for part, shape in description.scales.items():
-            expect(folder, description.stored_name(scale_name(part), wiring), shape)
+        for part, (dtype, shape) in description.tensors.items():
+            dtypes = (dtype,) if dtype in ("U8", "I8") else FLOATS  # transformers saves scales as any floats
+            _expect(folder, description.stored_name(part, wiring), shape, dtypes)
+
+
+def check_attention(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> None:
+    """Raise unless all tensors of the attention but those of factored projections exist, in the shapes of the config.
+
+    Of the folder in which factored matrices of modules read as dense tensors.
+    """
+    for module, layer in zip(wiring.attention_modules, wiring.layers, strict=True):
+        factored = {of for description in described if description.module == module for of in description.of}
+        linears = layer.attention.projections
+        absent = [linear.weight for letters, linear in linears.items() if set(letters) <= factored]
+        for name, shape in stored_shapes(layer.attention).items():
+            if name not in absent:
+                _expect(folder, name, shape, FLOATS)
+
+
+def _expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> None:
+    """Raise `FileFormatError` unless there is a tensor of this name and shape, of one of these dtypes."""
+    if name not in folder.tensors:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
+            "config.json states more layers than there are, or the download is incomplete."
+        )
+    if folder.tensors[name].dtype not in dtypes:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} must be of {', '.join(dtypes)}, got {folder.tensors[name].dtype}; "
+            "dequantize the checkpoint first."
+        )
+    if folder.tensors[name].shape != shape:
+        raise FileFormatError(
+            f"open_checkpoint: tensor {name!r} must have shape {shape} by config.json, got "
+            f"{folder.tensors[name].shape}; one of the two belongs to another model."
+        )

@@ -40,22 +40,20 @@ from tnlib_adapters.files.safetensors_file import FLOATS, ComputedTensor, Tensor
 
 GPTQ, COMPRESSED_TENSORS = "gptq", "compressed-tensors"
 _WORD, _SCALE_DTYPE = 32, "BF16"  # bits; dtype of written scales
-_CODES = {GPTQ: "qweight", COMPRESSED_TENSORS: "weight_packed"}  # the tensor that stands for a weight
-_SCALES = {GPTQ: "scales", COMPRESSED_TENSORS: "weight_scale"}
-_GROUPS = {GPTQ: "g_idx", COMPRESSED_TENSORS: "weight_g_idx"}
-_WORDS, _INDICES = ("I32",), ("I32", "I64")
-_PARTS = {  # tensors of a weight: axes, dtypes
-    GPTQ: {"qweight": (2, _WORDS), "qzeros": (2, _WORDS), "scales": (2, FLOATS), "g_idx": (1, _INDICES)},
+_NAMES = {  # tensors of a weight, in the order in which they are written
+    GPTQ: {"codes": "qweight", "zeros": "qzeros", "scales": "scales", "groups": "g_idx"},
     COMPRESSED_TENSORS: {
-        "weight_packed": (2, _WORDS),
-        "weight_scale": (2, FLOATS),
-        "weight_shape": (1, _INDICES),
-        "weight_zero_point": (2, _WORDS),
-        "weight_g_idx": (1, _INDICES),
+        "codes": "weight_packed",
+        "scales": "weight_scale",
+        "shape": "weight_shape",
+        "zeros": "weight_zero_point",
+        "groups": "weight_g_idx",
     },
 }
-_OPTIONAL = ("g_idx", "weight_zero_point", "weight_g_idx")
+_VECTORS = ("groups", "shape")  # all others are matrices
+_DTYPES = {"codes": ("I32",), "zeros": ("I32",), "scales": FLOATS} | dict.fromkeys(_VECTORS, ("I32", "I64"))
 _UNWRITTEN = ("weight_zero_point", "weight_g_idx")  # tensors that only other writers have
+_OPTIONAL = (*_UNWRITTEN, "g_idx")
 _VERSIONS = ("gptq", "gptq_v2")  # checkpoint_format
 
 
@@ -68,7 +66,7 @@ def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
     zeros = np.full((form.n_groups(n_in), n_out), 2 ** (form.bits - 1) - 1, np.uint8)
     group = form.group or n_in
     return {
-        "qweight": ("I32", np.ascontiguousarray(_words(_unsigned(integers), form.bits, axis=0).T)),
+        "qweight": ("I32", np.ascontiguousarray(_words(integers.unsigned(), form.bits, axis=0).T)),
         "qzeros": ("I32", _words(zeros, form.bits, axis=1)),
         "scales": (_SCALE_DTYPE, encode(integers.scales, _SCALE_DTYPE)),
         "g_idx": ("I32", (np.arange(n_in) // group).astype(np.int32)),
@@ -78,7 +76,7 @@ def encode_gptq(integers: Integers) -> dict[str, tuple[str, Array]]:
 def encode_compressed_tensors(integers: Integers) -> dict[str, tuple[str, Array]]:
     """Return {name below the module: (dtype, array)} of a weight (in, out) for compressed-tensors, pack-quantized."""
     return {
-        "weight_packed": ("I32", _words(_unsigned(integers), integers.format.bits, axis=0)),
+        "weight_packed": ("I32", _words(integers.unsigned(), integers.format.bits, axis=0)),
         "weight_scale": (_SCALE_DTYPE, encode(np.ascontiguousarray(integers.scales.T), _SCALE_DTYPE)),
         "weight_shape": ("I64", np.array(integers.codes.shape[::-1], np.int64)),
     }
@@ -95,28 +93,18 @@ def stored_shapes(
     if stored_as == GGUF:
         return blocks_shape(form, shape)
     shapes = _shapes(stored_as, form.bits, form.n_groups(shape[0]), shape)
-    dtypes = {_SCALES[stored_as]: _SCALE_DTYPE, "weight_shape": "I64"}
-    return {part: (dtypes.get(part, "I32"), of_part) for part, of_part in shapes.items() if part not in _UNWRITTEN}
+    dtypes, names = {"scales": _SCALE_DTYPE, "shape": "I64"}, _NAMES[stored_as]
+    return {name: (dtypes.get(part, "I32"), shapes[part]) for part, name in names.items() if name not in _UNWRITTEN}
 
 
 def _shapes(method: str, bits: int, n_groups: int, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors of a weight (in, out)."""
     n_in, n_out = shape
-    words, of_zeros = _n_words(n_in, bits), _n_words(n_out, bits)
-    if method == GPTQ:
-        return {
-            "qweight": (words, n_out),
-            "qzeros": (n_groups, of_zeros),
-            "scales": (n_groups, n_out),
-            "g_idx": (n_in,),
-        }
-    return {
-        "weight_packed": (n_out, words),
-        "weight_scale": (n_out, n_groups),
-        "weight_shape": (2,),
-        "weight_zero_point": (of_zeros, n_groups),
-        "weight_g_idx": (n_in,),
-    }
+    words, of_zeros = (-(-length * bits // _WORD) for length in shape)
+    matrices = {"codes": (words, n_out), "zeros": (n_groups, of_zeros), "scales": (n_groups, n_out)}
+    if method == COMPRESSED_TENSORS:
+        matrices = {part: sides[::-1] for part, sides in matrices.items()}
+    return {**matrices, "groups": (n_in,), "shape": (2,)}
 
 
 ENCODE = {GPTQ: encode_gptq, COMPRESSED_TENSORS: encode_compressed_tensors, GGUF: encode_blocks}
@@ -184,7 +172,7 @@ DESCRIBE = {GPTQ: describe_gptq, COMPRESSED_TENSORS: describe_compressed_tensors
 
 @dataclass(frozen=True)
 class IntegerTensor(ComputedTensor):
-    """A weight (out, in) in integers, which reads as float32; `parts` are the tensors that it is made from."""
+    """A weight (out, in) in integers, which reads as float32; `parts` are its tensors, with the keys of `_NAMES`."""
 
     quant_method: str = ""
     parts: Mapping[str, TensorInfo] = field(default_factory=dict)
@@ -194,43 +182,45 @@ class IntegerTensor(ComputedTensor):
     @property
     def float_dtype(self) -> str:
         """Dtype of the scales."""
-        return self.parts[_SCALES[self.quant_method]].dtype
+        return self.parts["scales"].dtype
 
     @property
     def n_groups(self) -> int:
         """Number of groups of inputs."""
-        return self.parts[_SCALES[self.quant_method]].shape[0 if self.quant_method == GPTQ else 1]
+        return self.parts["scales"].shape[0 if self.quant_method == GPTQ else 1]
+
+    def _rows(self, part: str) -> Array:
+        """Return a tensor with the outputs along the first axis."""
+        values = self.parts[part].read()
+        return values.T if self.quant_method == GPTQ else values
 
     def codes(self) -> Array:
         """Return the codes (out, in)."""
-        words = self.parts[_CODES[self.quant_method]].read()
-        return _codes(words.T if self.quant_method == GPTQ else words, self.n_bits, self.shape[1])
+        return _codes(self._rows("codes"), self.n_bits, self.shape[1])
 
     def zeros(self) -> Array:
         """Return the code of 0 (out, groups)."""
-        if self.quant_method == GPTQ:
-            return _codes(self.parts["qzeros"].read(), self.n_bits, self.shape[0]).T + self.zero_offset
-        if "weight_zero_point" in self.parts:
-            return _codes(self.parts["weight_zero_point"].read().T, self.n_bits, self.shape[0]).T
-        return np.full((self.shape[0], self.n_groups), 2 ** (self.n_bits - 1))
+        if "zeros" not in self.parts:
+            return np.full((self.shape[0], self.n_groups), 2 ** (self.n_bits - 1))
+        return _codes(self._rows("zeros").T, self.n_bits, self.shape[0]).T + self.zero_offset
 
     def scales(self) -> Array:
         """Return the scales (out, groups), in float32."""
-        scales = self.parts[_SCALES[self.quant_method]].read()
+        scales = self._rows("scales")
         check_finite(self.name, self.file, scales)
         with np.errstate(over="ignore"):  # beyond float32: refused where the values are
-            return (scales.T if self.quant_method == GPTQ else scales).astype(np.float32)
+            return scales.astype(np.float32)
 
     def groups(self) -> Array:
         """Return the group of every input (in,)."""
-        part, n_in, n_groups = _GROUPS[self.quant_method], self.shape[1], self.n_groups
-        groups = self.parts[part].read() if part in self.parts else np.full(n_in, -1)
+        name, n_in, n_groups = _NAMES[self.quant_method]["groups"], self.shape[1], self.n_groups
+        groups = self.parts["groups"].read() if "groups" in self.parts else np.full(n_in, -1)
         if (groups < 0).all():  # the inputs are in order
             if n_in % n_groups:
-                raise self._damaged(f"the {n_groups} groups must divide its {n_in} inputs without {part}")
+                raise self._damaged(f"the {n_groups} groups must divide its {n_in} inputs without {name}")
             return np.arange(n_in) // (n_in // n_groups)
         if groups.min() < 0 or groups.max() >= n_groups:
-            raise self._damaged(f"{part} must be in 0 to {n_groups - 1}, got {groups.min()} to {groups.max()}")
+            raise self._damaged(f"{name} must be in 0 to {n_groups - 1}, got {groups.min()} to {groups.max()}")
         return groups
 
     def read_stored(self) -> Array:
@@ -256,16 +246,18 @@ def with_dequantized(folder: Folder) -> Folder:
     """
     section, config = quantization(folder.config)
     method, version = section.get("quant_method"), section.get("checkpoint_format", _VERSIONS[0])
-    if method not in tuple(_CODES):
-        return with_dequantized_blocks(folder) if method == GGUF else folder
+    if method == GGUF:
+        return replace(folder, tensors=with_dequantized_blocks(folder, section.get("types")), config=config)
+    if method not in tuple(_NAMES):
+        return folder
     if method == GPTQ and version not in _VERSIONS:
         raise FileFormatError(
             f"open_checkpoint: checkpoint_format in config.json of {folder.path} must be {' or '.join(_VERSIONS)}, got "
             f"{version!r:.80}; convert the checkpoint first."
         )
     tensors, offset = dict(folder.tensors), int(method == GPTQ and version == _VERSIONS[0])
-    for module in [name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] == _CODES[method]]:
-        named = {part: f"{module}.{part}" for part in _PARTS[method]}
+    for module in [name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] == _NAMES[method]["codes"]]:
+        named = {part: f"{module}.{name}" for part, name in _NAMES[method].items()}
         parts = {part: tensors.pop(name) for part, name in named.items() if name in tensors}
         tensors[f"{module}.weight"] = _integer_tensor(method, f"{module}.weight", parts, offset)
     return replace(folder, tensors=tensors, config=config)
@@ -273,28 +265,28 @@ def with_dequantized(folder: Folder) -> Folder:
 
 def _integer_tensor(method: str, name: str, parts: Mapping[str, TensorInfo], zero_offset: int) -> IntegerTensor:
     """Return the weight of these tensors, whose bits and sides follow from their shapes."""
-    first = parts[_CODES[method]]
+    first = parts["codes"]
     info = IntegerTensor(first.file, name, "F32", (0, 0), 0, sum(part.end - part.begin for part in parts.values()))
     info = replace(info, quant_method=method, parts=parts, zero_offset=zero_offset)
-    for part, (n_axes, dtypes) in _PARTS[method].items():
-        tensor = parts.get(part)
-        if tensor is None and part not in _OPTIONAL:
-            raise info._damaged(f"they must have a tensor {part}, found none")
+    for part, name in _NAMES[method].items():
+        tensor, n_axes, dtypes = parts.get(part), 1 if part in _VECTORS else 2, _DTYPES[part]
+        if tensor is None and name not in _OPTIONAL:
+            raise info._damaged(f"they must have a tensor {name}, found none")
         if tensor is not None and (len(tensor.shape) != n_axes or not tensor.size or tensor.dtype not in dtypes):
             raise info._damaged(
-                f"{part} must have {n_axes} axes of length 1 or more in {' or '.join(dtypes)}, got {tensor.shape} in "
+                f"{name} must have {n_axes} axes of length 1 or more in {' or '.join(dtypes)}, got {tensor.shape} in "
                 f"{tensor.dtype}"
             )
     (n_out, n_in), n_bits = _sides_and_bits(info)
     if n_in < _WORD or not 1 <= n_bits <= 8:  # fewer inputs in a word have no bits that are certain
         raise info._damaged(
-            f"{_CODES[method]} must hold 1 to 8 bits of {_WORD} inputs or more, got shape {first.shape} for {n_in} "
-            "inputs"
+            f"{_NAMES[method]['codes']} must hold 1 to 8 bits of {_WORD} inputs or more, got shape {first.shape} for "
+            f"{n_in} inputs"
         )
     wanted = _shapes(method, n_bits, info.n_groups, (n_in, n_out))
     for part, tensor in parts.items():
         if tensor.shape != wanted[part]:
-            raise info._damaged(f"{part} must be of shape {wanted[part]}, got {tensor.shape}")
+            raise info._damaged(f"{_NAMES[method][part]} must be of shape {wanted[part]}, got {tensor.shape}")
     return replace(info, shape=(n_out, n_in), n_bits=n_bits)
 
 
@@ -302,30 +294,21 @@ def _sides_and_bits(info: IntegerTensor) -> tuple[tuple[int, int], int]:
     """Return outputs and inputs, and the bits of a weight."""
     parts = info.parts
     if info.quant_method == COMPRESSED_TENSORS:
-        shape = parts["weight_shape"].read().tolist()
+        shape = parts["shape"].read().tolist()
         if len(shape) != 2 or min(shape) < 1:
             raise info._damaged(f"weight_shape must be outputs and inputs, got {shape}")
-        return (shape[0], shape[1]), parts["weight_packed"].shape[1] * _WORD // shape[1]
-    words, n_out = parts["qweight"].shape
-    if "g_idx" in parts:
-        n_in = parts["g_idx"].shape[0]
+        return (shape[0], shape[1]), parts["codes"].shape[1] * _WORD // shape[1]
+    words, n_out = parts["codes"].shape
+    if "groups" in parts:
+        n_in = parts["groups"].shape[0]
         return (n_out, n_in), words * _WORD // n_in
-    n_bits = parts["qzeros"].shape[1] * _WORD // n_out
+    n_bits = parts["zeros"].shape[1] * _WORD // n_out
     return (n_out, words * _WORD // max(n_bits, 1)), n_bits
-
-
-def _n_words(length: int, bits: int) -> int:
-    return -(-length * bits // _WORD)
-
-
-def _unsigned(integers: Integers) -> Array:
-    codes = integers.codes
-    return codes if integers.format.is_packed else (codes.astype(np.int16) + 128).astype(np.uint8)
 
 
 def _words(codes: Array, bits: int, axis: int) -> Array:
     """Return codes packed along an axis, which becomes the last one, in words of 32 bits."""
-    packed = np.moveaxis(codes, axis, -1) if bits == 8 else pack(codes, bits, axis)
+    packed = pack(codes, bits, axis)
     padded = np.zeros((len(packed), -(-packed.shape[1] // 4) * 4), np.uint8)
     padded[:, : packed.shape[1]] = packed
     return padded.view("<i4")
@@ -334,8 +317,6 @@ def _words(codes: Array, bits: int, axis: int) -> Array:
 def _codes(words: Array, bits: int, length: int) -> Array:
     """Return the first `length` codes of every row of words."""
     packed = np.ascontiguousarray(words, "<i4").view(np.uint8)
-    if bits == 8:
-        return packed[:, :length].astype(np.int16)
     n_bytes = -(-length // 8) * bits
     padded = np.zeros((len(packed), n_bytes), np.uint8)
     padded[:, : min(n_bytes, packed.shape[1])] = packed[:, :n_bytes]

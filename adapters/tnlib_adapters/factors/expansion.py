@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tnlib import CP, FileFormatError, TTMatrix, Tucker
+from tnlib import CP, TTMatrix, Tucker
 from tnlib._typing import Array
 from tnlib_adapters.architectures.wiring import Wiring
-from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, scale_name, whole_part
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, ranks_of, whole_part
 from tnlib_adapters.factors.interpolative import unpack
-from tnlib_adapters.factors.projections import Projections, Sizes, n_out, unstack
+from tnlib_adapters.factors.projections import Projections, Sizes, unstack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
@@ -29,32 +29,10 @@ def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes) -> Projections:
     biases: dict[str, Array] = {}
     for matrix in matrices:
         wide = replace(matrix, arrays={k: a.astype(np.float64) for k, a in matrix.arrays.items()})
-        try:
-            expanded = EXPAND[matrix.kind](wide, sizes)
-            _check_expanded(expanded, matrix, sizes)
-        except (LookupError, ValueError) as problem:  # a part that is missing, or shapes that do not fit together
-            where = f"module {matrix.module}" if matrix.module and not matrix.of else f"projections {matrix.of!r}"
-            raise FileFormatError(
-                f"open_checkpoint: the factors of {where} cannot be multiplied out as {matrix.kind!r} ({problem}); "
-                "compress again."
-            ) from None
+        expanded = EXPAND[matrix.kind](wide, sizes)
         weights |= expanded.weights
         biases |= expanded.biases
     return Projections(weights, biases)
-
-
-def _check_expanded(expanded: Projections, matrix: FactoredMatrix, sizes: Sizes) -> None:
-    shapes = {name: weight.shape for name, weight in expanded.weights.items()}
-    if matrix.module and not matrix.of:
-        if [len(shape) for shape in shapes.values()] != [2]:
-            raise ValueError(f"they give arrays of shapes {shapes} for one matrix")
-        return
-    wanted = {name: (sizes.d_model, sizes.widths[name]) for name in matrix.of}
-    if shapes != {name: shape[::-1] if name == "o" else shape for name, shape in wanted.items()}:
-        raise ValueError(f"they give weights of shapes {shapes} for d_model {sizes.d_model}")
-    for name, bias in expanded.biases.items():
-        if bias.shape != (n_out(sizes, name),):
-            raise ValueError(f"they give a bias of shape {bias.shape} where {n_out(sizes, name)} numbers are added")
 
 
 def _ttm(matrix: FactoredMatrix, _: Sizes) -> Projections:
@@ -96,8 +74,8 @@ def _interpolative(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
     rows_and_bias = unpack(matrix.arrays["left"], matrix.rows) @ matrix.arrays["right"]  # m [r], [r] n
     if not name:
         return _one_weight(matrix, rows_and_bias)
-    n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-    biases = {letters: np.zeros(n_out(sizes, letters)) for letters in matrix.biases}
+    n_in, _ = sizes.sides(name)
+    biases = {letters: np.zeros(sizes.sides(letters)[1]) for letters in matrix.biases}
     biases |= {name: rows_and_bias[n_in]} if len(rows_and_bias) > n_in else {}
     return Projections({name: rows_and_bias[:n_in]}, biases | _own_bias(matrix))
 
@@ -110,8 +88,6 @@ def _heads(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
     """
     first, second = list(matrix.of)
     width = sizes.of_head(first)
-    if len(matrix.ranks) != sizes.kv_heads or max(matrix.ranks) > width:
-        raise ValueError(f"ranks {matrix.ranks} for {sizes.kv_heads} heads of {width}")
     left = np.zeros((len(matrix.arrays["left"]), sizes.widths[first]))
     right = np.zeros((sizes.widths[second], matrix.arrays["right"].shape[1]))
     left[:, places(ranks_of(first, matrix.ranks, sizes), width)] = matrix.arrays["left"]
@@ -123,12 +99,6 @@ def _heads(matrix: FactoredMatrix, sizes: Sizes) -> Projections:
     if second != "o" and right.shape[1] > d:
         biases[second] = right[:, d]
     return Projections(weights, biases)
-
-
-def ranks_of(name: str, ranks: Sequence[int], sizes: Sizes) -> list[int]:
-    """Return the rank of every head of a projection, that of its key and value head."""
-    group = sizes.group_size if name in "qo" else 1
-    return [r for r in ranks for _ in range(group)]
 
 
 def places(ranks: Sequence[int], d_head: int) -> list[int]:
@@ -176,10 +146,7 @@ def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Descriptio
         if description.of:
             continue
         matrix = wiring.matrices[description.module]
-        parts = {
-            part: folder.tensors[description.stored_name(part, wiring)]
-            for part in (*description.shapes, *map(scale_name, description.scales))
-        }
+        parts = {part: folder.tensors[description.stored_name(part, wiring)] for part in description.tensors}
         transposed = matrix.stored == "out_in"
         shape = description.shape[::-1] if transposed else description.shape
         file = next(iter(parts.values())).file

@@ -17,6 +17,7 @@ import numpy as np
 
 from tnlib import ArgumentError
 from tnlib._typing import Array
+from tnlib_adapters.architectures.grouped_heads import Sizes
 from tnlib_adapters.architectures.wiring import Wiring
 from tnlib_adapters.factors.integers import FORMAT_FIELDS, GROUP, IntegerFormat, Integers, int8_format, part_format
 from tnlib_adapters.factors.rounding import round_to_nearest
@@ -43,28 +44,14 @@ class Description:
     formats: Mapping[str, IntegerFormat] = field(default_factory=dict)
 
     @property
-    def scales(self) -> dict[str, Shape]:
-        """Part name -> shape of its scales, for parts that are stored as integers."""
-        return {part: form.scale_shape(self.shapes[part]) for part, form in self.formats.items()}
-
-    @property
-    def stored_shapes(self) -> dict[str, Shape]:
-        """Part name -> shape of its tensor in a file, where integers are packed."""
-        formats = self.formats
-        return {part: formats[part].stored_shape(s) if part in formats else s for part, s in self.shapes.items()}
-
-    @property
     def tensors(self) -> dict[str, tuple[str | None, Shape]]:
         """Stored tensors of `FactoredMatrix.parts` by name: dtype, None for floats of the checkpoint's, and shape."""
-        formats = self.formats
-        tensors: dict[str, tuple[str | None, Shape]] = {
-            part: (("U8" if formats[part].is_packed else "I8") if part in formats else None, shape)
-            for part, shape in self.stored_shapes.items()
-        }
-        return tensors | {
-            scale_name(part): ("BF16" if formats[part].has_short_scales else "F32", shape)
-            for part, shape in self.scales.items()
-        }
+        tensors: dict[str, tuple[str | None, Shape]] = {part: (None, shape) for part, shape in self.shapes.items()}
+        for part, form in self.formats.items():
+            tensors[part] = ("U8" if form.is_packed else "I8", form.stored_shape(self.shapes[part]))
+            dtype = "BF16" if form.has_short_scales else "F32"
+            tensors[scale_name(part)] = (dtype, form.scale_shape(self.shapes[part]))
+        return tensors
 
     @property
     def is_whole(self) -> bool:
@@ -86,10 +73,29 @@ class Description:
     def shape(self) -> Shape:
         """Shape of the product of the parts; `ValueError` or `LookupError` if they do not fit together."""
         parts = {part: shape for part, shape in self.shapes.items() if part != "bias"}
-        shape = SHAPES[self.kind](parts, self.rows)
-        if not self.of and len(shape) != 2:
-            raise ValueError(f"{len(shape)} legs for a matrix")
-        return shape
+        return SHAPES[self.kind](parts, self)
+
+    def check(self, sizes: Sizes) -> None:
+        """Raise `ValueError` or `LookupError` unless the product is a matrix, or projections of these sizes."""
+        shape, d = self.shape, sizes.d_model
+        if self.kind == "heads":
+            first, second = list(self.of)
+            inner = tuple(sum(ranks_of(name, self.ranks, sizes)) for name in self.of)
+            fits = (self.shapes["left"][1], self.shapes["right"][0]) == inner and len(self.ranks) == sizes.kv_heads
+            fits = fits and max(self.ranks) <= sizes.of_head(first) == sizes.of_head(second)
+            fits = fits and shape[0] in (d, d + 1) and shape[1] in ((d,) if second == "o" else (d, d + 1))
+        elif self.kind in STACKS:
+            fits = shape == (2 * sizes.group_size + 2, sizes.kv_heads, d, sizes.d_head)
+            fits = fits and sizes.d_head == sizes.d_value and sorted(self.of) == sorted("qkvo")
+        elif self.of:
+            n_in, n_out = sizes.sides(self.of)
+            has_bias_row = self.kind == "interpolative" and shape[0] == n_in + 1
+            fits = len(self.of) == 1 and shape == (n_in + has_bias_row, n_out)
+            fits = fits and self.shapes.get("bias", (n_out,)) == (n_out,)
+        else:
+            fits = len(shape) == 2 and all(shape)
+        if not fits or ("bias" in self.shapes and len(self.of) > 1):
+            raise ValueError(f"a product of shape {shape} with ranks {self.ranks} for {sizes}")
 
     def stored_name(self, part: str, wiring: Wiring) -> str:
         """Return the name of a part in a file; an unembedding often lacks the prefix of the checkpoint."""
@@ -127,14 +133,12 @@ class Description:
             entry["ranks"] = list(self.ranks)
         if self.kind == "interpolative":
             entry |= {"rows": list(self.rows)} | ({"biases": self.biases} if self.of else {})
-        in_int8 = [part for part, form in self.formats.items() if form == int8_format(part, self.shapes[part])]
-        scales = {part: list(self.scales[part]) for part in in_int8}
-        integers = {
-            part: {field: getattr(form, field) for field in FORMAT_FIELDS}
-            for part, form in self.formats.items()
-            if part not in in_int8
-        }
-        return entry | ({"scales": scales} if scales else {}) | ({"integers": integers} if integers else {})
+        for part, form in self.formats.items():
+            if form == int8_format(part, self.shapes[part]):
+                entry.setdefault("scales", {})[part] = list(form.scale_shape(self.shapes[part]))
+            else:
+                entry.setdefault("integers", {})[part] = {field: getattr(form, field) for field in FORMAT_FIELDS}
+        return entry
 
 
 @dataclass(frozen=True)
@@ -218,45 +222,51 @@ def scale_name(part: str) -> str:
     return f"{part}_scale"
 
 
+def ranks_of(name: str, ranks: Sequence[int], sizes: Sizes) -> list[int]:
+    """Return the rank of every head of a projection, that of its key and value head."""
+    group = sizes.group_size if name in "qo" else 1
+    return [r for r in ranks for _ in range(group)]
+
+
 # ---------------------------------------------------------------------------------------------------------- the kinds
 
 
-def _one_part(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
-    (shape,) = parts.values()
-    return shape
+Parts = Mapping[str, Shape]
+STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array
 
 
-def _product(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
+def _whole(parts: Parts, part: str) -> Shape:
+    return _agree(parts[part], len(parts) == 1)
+
+
+def _product(parts: Parts, _: Description) -> Shape:
     (m, r), (s, n) = parts["left"], parts["right"]
     return _agree((m, n), r == s and len(parts) == 2)
 
 
-def _of_heads(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
+def _of_heads(parts: Parts, _: Description) -> Shape:
     (m, _r), (_s, n) = parts["left"], parts["right"]  # one factor is wider if query heads share keys
     return _agree((m, n), len(parts) == 2)
 
 
-def _interpolation(parts: Mapping[str, Shape], rows: Sequence[int]) -> Shape:
+def _interpolation(parts: Parts, described: Description) -> Shape:
     (others, r), (s, n) = parts["left"], parts["right"]
+    rows = described.rows
     m = others + len(rows)
     return _agree((m, n), len(rows) == r == s == len({*rows} & {*range(m)}) and len(parts) == 2)
 
 
-def _tt_matrix(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
+def _tt_matrix(parts: Parts, _: Description) -> Shape:
     cores = [parts[f"core{k}"] for k in range(len(parts))]
-    bonds = [1, *(core[3] for core in cores)]
-    legs = (math.prod(core[1] for core in cores), math.prod(core[2] for core in cores))
-    return _agree(legs, [core[0] for core in cores] == bonds[:-1] and bonds[-1] == 1 and len(cores) > 0)
+    left, rows, columns, right = zip(*cores, strict=True)
+    return _agree((math.prod(rows), math.prod(columns)), left == (1, *right[:-1]) and right[-1] == 1 and all(left))
 
 
-def _tucker(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
-    factors = [parts[f"factor{k}"] for k in range(len(parts) - 1)]
-    return _agree(tuple(n for n, _ in factors), tuple(r for _, r in factors) == tuple(parts["core"]))
-
-
-def _cp(parts: Mapping[str, Shape], _: Sequence[int]) -> Shape:
-    factors = [parts[f"factor{k}"] for k in range(len(parts) - 1)]
-    return _agree(tuple(n for n, _ in factors), all((r,) == tuple(parts["weights"]) for _, r in factors))
+def _of_legs(parts: Parts, first: str) -> Shape:
+    """Return the shape of a Tucker or CP from its factors (n, r) and the part that their ranks belong to."""
+    shape, ranks = zip(*(parts[f"factor{k}"] for k in range(len(parts) - 1)), strict=True)
+    wanted = parts[first] if first == "core" else len(ranks) * parts[first]
+    return _agree(shape, ranks == wanted and all(ranks))
 
 
 def _agree(shape: Shape, agree: bool) -> Shape:
@@ -265,14 +275,14 @@ def _agree(shape: Shape, agree: bool) -> Shape:
     return shape
 
 
-# kind -> function from the shapes of the parts and the unit rows to the shape of the product
-SHAPES: Mapping[str, Callable[[Mapping[str, Shape], Sequence[int]], Shape]] = {
-    "dense": _one_part,
+# kind -> function from the shapes of the parts, but for a bias, and their description to the shape of the product
+SHAPES: Mapping[str, Callable[[Parts, Description], Shape]] = {
+    "dense": lambda parts, described: _whole(parts, whole_part(described.of)),
     "low_rank": _product,
     "ttm": _tt_matrix,
     "heads": _of_heads,
     "interpolative": _interpolation,
-    "tucker": _tucker,
-    "cp": _cp,
-    "stack": _one_part,
+    "tucker": lambda parts, _: _of_legs(parts, "core"),
+    "cp": lambda parts, _: _of_legs(parts, "weights"),
+    "stack": lambda parts, _: _whole(parts, "stack"),
 }

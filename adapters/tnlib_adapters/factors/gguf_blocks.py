@@ -16,7 +16,6 @@ import numpy as np
 from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib._validate import import_optional
-from tnlib_adapters.factors.config_section import quantization
 from tnlib_adapters.factors.integers import SUPER_BLOCK, IntegerFormat, Integers, integer_scales
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
@@ -162,10 +161,9 @@ class BlockTensor(ComputedTensor):
         return values
 
 
-def with_dequantized_blocks(folder: Folder) -> Folder:
-    """Return a folder in which weights in blocks read as dense tensors of their own name."""
-    section, config = quantization(folder.config)
-    tensors, types = dict(folder.tensors), section.get("types")
+def with_dequantized_blocks(folder: Folder, types: Any) -> dict[str, TensorInfo]:
+    """Return the tensors of a folder, in which weights in blocks of these types, by module, read as dense ones."""
+    tensors = dict(folder.tensors)
     for module, kind in types.items() if isinstance(types, dict) else ():
         info = tensors.pop(f"{module}.{_PART}", None)
         per_block = TYPES[kind].form.n_bits((TYPES[kind].size, 1)) // 8 if kind in tuple(TYPES) else 0
@@ -178,4 +176,4 @@ def with_dequantized_blocks(folder: Folder) -> Folder:
         shape = (info.shape[0], info.shape[1] // per_block * TYPES[kind].size)
         name = f"{module}.weight"
         tensors[name] = BlockTensor(info.file, name, "F32", shape, 0, info.end - info.begin, info, kind)
-    return replace(folder, tensors=tensors, config=config)
+    return tensors

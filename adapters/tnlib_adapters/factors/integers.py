@@ -27,7 +27,7 @@ multiple of 8 codes; code k occupies the bits [bits k, bits (k + 1)) of a little
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,6 +205,10 @@ class Integers:
         """Return the codes as stored, packed if they have fewer bits than 8."""
         return pack(self.codes, self.format.bits, self.format.axes[0]) if self.format.is_packed else self.codes
 
+    def unsigned(self) -> Array:
+        """Return the codes from 0 on, uint8: those of 8 bits plus 128."""
+        return self.codes if self.format.is_packed else (self.codes.astype(np.int16) + 128).astype(np.uint8)
+
     def transposed(self) -> Integers:
         """Return the transpose of a matrix with groups along one axis."""
         return Integers(self.codes.T, self.scales.T, replace(self.format, axis=1 - self.format.axes[0]))
@@ -307,14 +311,21 @@ def unpack(packed: Array, bits: int, axis: int, length: int) -> Array:
     n_codes, n_bytes = period(bits)
     blocks = packed.reshape(-1, n_bytes)
     codes = np.empty((len(blocks), n_codes), np.uint8)
-    for k in range(n_codes):
-        byte, shift = divmod(bits * k, 8)
-        code = blocks[:, byte] >> shift
-        if shift + bits > 8:
-            code |= blocks[:, byte + 1] << (8 - shift)
-        np.bitwise_and(code, 2**bits - 1, out=codes[:, k])
+    for k, code in enumerate(codes_in(blocks, bits)):
+        codes[:, k] = code
     rows = codes.reshape(*packed.shape[:-1], packed.shape[-1] // bits * 8)
     return np.moveaxis(rows[..., :length], -1, axis)
+
+
+def codes_in(blocks: Any, bits: int) -> Iterator[Any]:
+    """Yield the codes (...) of whole bytes (..., bytes) one after the other, of an array or a tensor of torch."""
+    for k in range(period(bits)[0]):
+        byte, shift = divmod(bits * k, 8)
+        code = blocks[..., byte] >> shift
+        if shift + bits > 8:
+            code |= blocks[..., byte + 1] << (8 - shift)
+        code &= 2**bits - 1
+        yield code
 
 
 def period(bits: int) -> tuple[int, int]:

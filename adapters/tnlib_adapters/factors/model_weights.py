@@ -51,8 +51,7 @@ class ModelWeight:
         """The sides (in, out)."""
         if not self.of:
             return self.weight.shape[::-1] if self.linear.stored == "out_in" else self.weight.shape
-        sides = self.wiring.sizes.d_model, self.wiring.sizes.widths[self.of]
-        return sides[::-1] if self.of == "o" else sides
+        return self.wiring.sizes.sides(self.of)
 
     @property
     def name(self) -> str:

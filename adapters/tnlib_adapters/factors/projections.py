@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tnlib import FileFormatError
 from tnlib._typing import Array
 from tnlib_adapters.architectures.grouped_heads import Sizes as Sizes
-from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring, Wiring
-from tnlib_adapters.files.folder import Folder
-from tnlib_adapters.files.safetensors_file import FLOATS
+from tnlib_adapters.architectures.wiring import AttentionWiring, LatentWiring, Linear, NormWiring
 
 NAMES = ("q", "k", "v", "o")
+T = TypeVar("T", bound=Any)  # array of some library
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ class Products:
         weights, biases = {}, {}
         for name, matrices in self.factors.items():
             product = reduce(operator.matmul, matrices)
-            n_in = sizes.widths["o"] if name == "o" else sizes.d_model
-            weights[name] = product[:n_in] if name in NAMES else product
+            n_in, _ = sizes.sides(name) if name in NAMES else product.shape
+            weights[name] = product[:n_in]
             if name in self.biased:
                 biases[name] = product[n_in:].sum(0)  # one row, or none
         return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
@@ -75,55 +73,18 @@ class Products:
         return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
 
 
-def check_shapes(folder: Folder, wiring: Wiring, factored: Sequence[str] | None) -> None:
-    """Raise `FileFormatError` unless all attention tensors exist, with the shapes that the config implies.
-
-    `factored` lists, for each layer of a compressed checkpoint, the projections that are stored as factors.
-    """
-    for k, layer in enumerate(wiring.layers):
-        linears = layer.attention.projections
-        absent = [linear.weight for letters, linear in linears.items() if factored and set(letters) <= set(factored[k])]
-        for name, shape in stored_shapes(layer.attention).items():
-            if name not in absent:
-                expect(folder, name, shape)
-
-
 def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:
     """Return the expected shapes of the attention tensors of one layer, by name."""
     sizes = attention.sizes
     shapes: dict[str, tuple[int, ...]] = {}
     for letters, linear in attention.projections.items():
-        shape = (n_out(sizes, letters), sizes.widths["o"] if letters == "o" else sizes.d_model)
-        shapes[linear.weight] = shape if linear.stored == "out_in" else shape[::-1]
-        shapes |= {linear.bias: shape[:1]} if linear.bias else {}
+        sides = sizes.sides(letters)
+        shapes[linear.weight] = sides[::-1] if linear.stored == "out_in" else sides
+        shapes |= {linear.bias: sides[1:]} if linear.bias else {}
     if attention.relative_bias is not None:
         shapes[attention.relative_bias.table.weight] = (attention.relative_bias.n_bins, sizes.n_heads)
     shapes |= latent_shapes(attention.latent, sizes) if attention.latent else {}
     return shapes | {norm.weight: (sizes.d_head,) for norm in attention.head_norms}
-
-
-def n_out(sizes: Sizes, letters: str) -> int:
-    """Return the output width of a module with these projections."""
-    return sizes.d_model if letters == "o" else sum(sizes.widths[name] for name in letters)
-
-
-def expect(folder: Folder, name: str, shape: tuple[int, ...], dtypes: Sequence[str] = FLOATS) -> None:
-    """Raise `FileFormatError` unless there is a tensor of this name and shape, of one of these dtypes."""
-    if name not in folder.tensors:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} of shape {shape} is missing from {folder.path}; "
-            "config.json states more layers than there are, or the download is incomplete."
-        )
-    if folder.tensors[name].dtype not in dtypes:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} must be of {', '.join(dtypes)}, got {folder.tensors[name].dtype}; "
-            "dequantize the checkpoint first."
-        )
-    if folder.tensors[name].shape != shape:
-        raise FileFormatError(
-            f"open_checkpoint: tensor {name!r} must have shape {shape} by config.json, got "
-            f"{folder.tensors[name].shape}; one of the two belongs to another model."
-        )
 
 
 def take_apart(attention: AttentionWiring, get: Callable[[str], Array | None]) -> Projections:
@@ -146,31 +107,25 @@ def put_together(attention: AttentionWiring, projections: Projections) -> dict[s
 
 
 def join_modules(
-    attention: AttentionWiring, projections: Projections, concatenate: Callable[[Sequence[Any], int], Any]
+    attention: AttentionWiring, projections: Projections, concatenate: Callable[[list[Any], int], Any]
 ) -> dict[str, Any]:
     """Return the tensors of a layer, views if possible, in the library of `concatenate`."""
     tensors: dict[str, Any] = {}
     for letters, linear in attention.projections.items():
-        weight = _join(attention, [projections.weights[name] for name in letters], concatenate)  # in out
+        weight = join([projections.weights[name] for name in letters], attention.groups, concatenate)  # in out
         tensors[linear.weight] = linear.on_rows(weight)  # transposed again
         if all(name in projections.biases for name in letters):
-            bias = _join(attention, [projections.biases[name] for name in letters], concatenate)
-            tensors[f"{linear.module}.bias"] = bias
+            biases = [projections.biases[name] for name in letters]
+            tensors[f"{linear.module}.bias"] = join(biases, attention.groups, concatenate)
     return tensors
 
 
 def columns_of_head(attention: AttentionWiring, letters: str, name: str, head: int) -> slice:
     """Return the slice of a query head in the inner dimension of the module that holds the projection."""
     sizes = attention.sizes
-    group = sizes.group_size
-    number, within = (head, head % group) if name in "qo" else (head // group, 0)
-    width = sizes.of_head(name)
-    if len(letters) == 1 or attention.fused == "blocks":
-        before = sum(sizes.widths[other] for other in letters[: letters.index(name)])
-        begin = before + number * width
-    else:
-        in_group = {"q": within, "k": group, "v": group + 1}[name]
-        begin = (head // group * (group + 2) + in_group) * sizes.d_head
+    columns = _split(attention, letters, np.arange(sum(sizes.widths[other] for other in letters)))[name]
+    width, number = sizes.of_head(name), head if name in "qo" else sizes.kv_head(head)
+    begin = int(columns[number * width])
     return slice(begin, begin + width)
 
 
@@ -188,15 +143,16 @@ def _split(attention: AttentionWiring, letters: str, fused: Array) -> dict[str, 
     return {name: part.reshape(*fused.shape[:-1], -1) for name, part in zip("qkv", parts, strict=True)}
 
 
-def _join(attention: AttentionWiring, parts: Sequence[Any], concatenate: Callable[[Sequence[Any], int], Any]) -> Any:
-    """Concatenate projections along the last axis in the order of the architecture."""
-    sizes = attention.sizes
+def join(parts: list[T], groups: tuple[int, int] | None, concatenate: Callable[[list[T], int], T]) -> T:
+    """Concatenate projections along the last axis; with `groups`, those of `AttentionWiring`, by key head."""
     if len(parts) == 1:
         return parts[0]
-    if attention.fused == "blocks":
+    if groups is None:
         return concatenate(parts, -1)
-    legs = [part.reshape(*part.shape[:-1], sizes.kv_heads, -1, sizes.d_head) for part in parts]
-    return concatenate(legs, -2).reshape(*parts[0].shape[:-1], -1)
+    n_groups, d_head = groups
+    legs = [part.reshape(*part.shape[:-1], n_groups, -1, d_head) for part in parts]  # ... group heads dh
+    joined: T = concatenate(legs, -2).reshape(*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))
+    return joined
 
 
 def stack(projections: Projections, sizes: Sizes) -> Array:

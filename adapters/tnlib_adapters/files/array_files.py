@@ -110,24 +110,11 @@ def decompose_file(
     progress: Callable[[str, int, int], None] | None = None,
     **options: Any,
 ) -> Fit[Any]:
-    """Decompose the array in a file and write the result to `out`; return its `Fit`.
+    """Decompose the array in a file, see `open_array`, and write the result to `out`; return its `Fit`.
 
-    Parameters
-    ----------
-    source
-        X.npy, the folder X.zarr, or X.h5:/path/of/the/dataset; larger than memory or not.
-    out
-        File to write, read by `tnlib.load`.
-    format
-        "tt", "tucker", "svd" or "cp".
-    memory, folder
-        Those of `tnlib.Storage`.
-    force
-        Replace `out` if it exists.
-    progress
-        Called with the name of a pass, the tiles that are done, and their number.
-    **options
-        `rtol`, `max_rank` or `rank` of the function of the format; None is left out.
+    `format` is a key of `FORMATS`, whose functions take the options; those that are None are left out. `memory` and
+    `folder` are those of `tnlib.Storage`. `force` replaces `out`. `progress` is called with the name of a pass, the
+    tiles that are done, and their number.
     """
     target = as_target("decompose", out)
     if target.exists() and not force:
@@ -138,7 +125,8 @@ def decompose_file(
     if format != "cp" and "rank" in settings:
         raise ArgumentError(f"decompose: --rank is that of --format cp, got {format}; pass --max-rank.")
     storage = Storage(memory=memory, folder=folder)
-    with open_array("decompose", source) as array, observed_passes(progress or _ignore):
+    observed = observed_passes(progress) if progress else contextlib.nullcontext()
+    with open_array("decompose", source) as array, observed:
         fit = FORMATS[format](array, storage=storage, **settings)
     save(target, fit.value)
     return fit
@@ -154,7 +142,3 @@ def describe_file(path: str | os.PathLike[str]) -> str:
         shape, count = " x ".join(map(str, array.shape)), math.prod(array.shape) * array.dtype.itemsize
         lines = [f"array, shape {shape}, {array.dtype}, {count:,} bytes"]
         return "\n".join(lines + ([f"chunks {' x '.join(map(str, chunks))}"] if chunks else []))
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    pass

@@ -139,10 +139,7 @@ def _sync(folder: Path) -> None:
 def exchange(a: Path, b: Path) -> bool:
     """Exchange the names of two existing paths atomically by renameat2 of Linux; False where there is no such call.
 
-    Raises
-    ------
-    OSError
-        If the system knows the call and refuses it.
+    `OSError` if the system knows the call and refuses it.
     """
     import ctypes
 

@@ -44,14 +44,7 @@ class Folder:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Open a checkpoint folder, reading config.json and the headers of its safetensors files.
 
-    Raises
-    ------
-    MissingFileError
-        If the folder or its config.json is missing, and the hub's cache has no model of this name.
-    ArgumentTypeError
-        If it is no path, but for example a model in memory.
-    FileFormatError
-        If a file is not what it should be, or its weights are pickled.
+    The errors are those of `open_checkpoint`: a file that is missing or damaged, pickled weights, no path.
     """
     folder = find_folder("open_checkpoint", "folder", path)
     config = _read_json(folder / CONFIG, "every checkpoint folder has one; check the path")
@@ -91,14 +84,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 def find_folder(function: str, name: str, path: Any, builtin: Sequence[str] = ()) -> Path:
     """Return the folder at a path, or, for the name of a model on the hub, its folder in the local cache.
 
-    Parameters
-    ----------
-    function, name
-        Name of the function and of its argument, for messages.
-    path
-        Path, or name on the hub.
-    builtin
-        Other names that the caller accepts, for the message.
+    Messages state the function, the name of its argument, and `builtin`, other names that the caller accepts.
     """
     if hasattr(path, "save_pretrained"):
         raise ArgumentTypeError(
@@ -174,8 +160,7 @@ def _weight_files(folder: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 def _read_json(file: Path, advice: str) -> dict[str, Any]:
     if not file.is_file():
         raise MissingFileError(f"open_checkpoint: found no {file.name} in {file.parent}; {advice}.")
-    json_file = JsonFile("open_checkpoint", file, advice)
-    return json_file.as_object(json_file.read())
+    return JsonFile("open_checkpoint", file, advice).read()
 
 
 def write_folder(
@@ -188,16 +173,8 @@ def write_folder(
 ) -> Iterator[tuple[int, int]]:
     """Write a checkpoint folder into the empty folder `out`, and yield (tensors written, all tensors) as it goes.
 
-    Parameters
-    ----------
-    source
-        Folder whose metadata and other files come along.
-    tensors
-        File name -> the tensors in that file; files without any are not written.
-    config
-        Content of config.json.
-    skip
-        Names of files at the top of `source` that are not copied.
+    `tensors` are those of every file, by its name; files without any are not written. Metadata and other files are
+    copied from `source`, but for those at its top whose names are in `skip`.
     """
     files = {name: entries for name, entries in tensors.items() if entries}
     total, done = sum(len(entries) for entries in files.values()), 0
@@ -210,13 +187,18 @@ def write_folder(
         size = sum(entry.n_bytes for entries in files.values() for entry in entries)
         _write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))})
     _write_json(out / CONFIG, dict(config))
+    copy_other_files(source, out, skip)
+
+
+def copy_other_files(source: Folder, out: Path, skip: Container[str]) -> None:
+    """Copy the files that are not of the weights into `out`, see `other_files`."""
     for path in other_files(source, skip)[0]:
         target = out / path.relative_to(source.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
 
 
-def other_files(source: Folder, skip: Container[str] = ()) -> tuple[list[Path], list[Path]]:
+def other_files(source: Folder, skip: Container[str]) -> tuple[list[Path], list[Path]]:
     """Return the files that are copied as they are (tokenizer, modules, ...), and those that are left out.
 
     Left out are the same weights in other formats, and what is no regular file of this folder: links that lead out

@@ -14,13 +14,15 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short_repr
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tnlib import FileFormatError
 
 LARGEST_JSON = 100_000_000  # bytes; the limit of safetensors headers, and three times the largest tokenizer.json
 _DEEPEST = 100  # serde_json stops at 127
 _MOST_DIGITS = 100
+_NAMES = {dict: "a JSON object", list: "a list", str: "a string"}
+T = TypeVar("T", dict[str, Any], list[Any], str)
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -39,15 +41,16 @@ class JsonFile:
             self.refuse("", f"at most {LARGEST_JSON:,} bytes", f"{size:,}")
         return self.path.read_bytes()
 
-    def read(self) -> Any:
-        """Return the parsed content."""
+    def read(self) -> dict[str, Any]:
+        """Return the parsed content, a JSON object."""
         raw = self.read_bytes()
         try:
-            return parse_json(raw)
+            content = parse_json(raw)
         except ValueError as problem:
             raise FileFormatError(
                 f"{self.function}: {self.path} must be JSON, is no JSON of the usual kind ({problem}); {self.remedy}."
             ) from None
+        return self.of_type(dict, content)
 
     def refuse(self, place: str, expected: str, got: object) -> NoReturn:
         """Raise a FileFormatError; `place` is where in the file, such as "model.vocab", "" for the file itself."""
@@ -55,22 +58,10 @@ class JsonFile:
         where = f" in {place}" if place else ""
         raise FileFormatError(f"{self.function}: {self.path} must hold {expected}{where}, got {what}; {self.remedy}.")
 
-    def as_object(self, value: Any, place: str = "") -> dict[str, Any]:
-        """Return `value` if it is a JSON object."""
-        if not isinstance(value, dict):
-            self.refuse(place, "a JSON object", value)
-        return value
-
-    def as_list(self, value: Any, place: str) -> list[Any]:
-        """Return `value` if it is a list."""
-        if not isinstance(value, list):
-            self.refuse(place, "a list", value)
-        return value
-
-    def as_string(self, value: Any, place: str) -> str:
-        """Return `value` if it is a string."""
-        if not isinstance(value, str):
-            self.refuse(place, "a string", value)
+    def of_type(self, kind: type[T], value: Any, place: str = "") -> T:
+        """Return `value` if it is a JSON object, a list or a string."""
+        if not isinstance(value, kind):
+            self.refuse(place, _NAMES[kind], value)
         return value
 
     def as_index(self, value: Any, place: str) -> int:

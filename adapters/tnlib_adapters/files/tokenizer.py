@@ -28,12 +28,7 @@ OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 def token_names(folder: Path, function: str = "token_names") -> dict[int, str] | None:
     """Return the text of every token by its number; None if the folder holds no known tokenizer.
 
-    Messages begin with `function`.
-
-    Raises
-    ------
-    FileFormatError
-        If a file of the tokenizer is damaged, or holds values of another type.
+    `FileFormatError`, with a message that begins with `function`, if a file is damaged or holds values of another type.
     """
     for name, read in ((TOKENIZER, _from_tokenizer), (_WORDS, _from_words), (_LINES, _from_lines)):
         if (folder / name).is_file():
@@ -42,8 +37,8 @@ def token_names(folder: Path, function: str = "token_names") -> dict[int, str] |
 
 
 def _from_tokenizer(file: JsonFile) -> dict[int, str] | None:
-    content = file.as_object(file.read())
-    model = file.as_object(content.get("model", {}), "model")
+    content = file.read()
+    model = file.of_type(dict, content.get("model", {}), "model")
     if "vocab" not in model:
         return None
     if isinstance(model["vocab"], list):  # of a unigram model: pieces and their scores
@@ -53,17 +48,17 @@ def _from_tokenizer(file: JsonFile) -> dict[int, str] | None:
     is_byte_level = '"ByteLevel"' in json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
     decode = _from_bytes if is_byte_level else _plain
     added = {}
-    for k, entry in enumerate(file.as_list(content.get("added_tokens", []), "added_tokens")):
-        token = file.as_object(entry, f"added_tokens[{k}]")
+    for k, entry in enumerate(file.of_type(list, content.get("added_tokens", []), "added_tokens")):
+        token = file.of_type(dict, entry, f"added_tokens[{k}]")
         number = file.as_index(token.get("id"), f"added_tokens[{k}].id")
-        added[number] = file.as_string(token.get("content"), f"added_tokens[{k}].content")
+        added[number] = file.of_type(str, token.get("content"), f"added_tokens[{k}].content")
     return {number: decode(word) for number, word in names.items()} | added
 
 
 def _piece(file: JsonFile, entry: object, k: int) -> str:
     if not isinstance(entry, list) or len(entry) != 2 or type(entry[1]) not in (int, float):
         file.refuse(f"model.vocab[{k}]", "a piece and its score", entry)
-    return file.as_string(entry[0], f"model.vocab[{k}]")
+    return file.of_type(str, entry[0], f"model.vocab[{k}]")
 
 
 def _from_words(file: JsonFile) -> dict[int, str]:
@@ -72,7 +67,7 @@ def _from_words(file: JsonFile) -> dict[int, str]:
 
 def _numbered_words(file: JsonFile, content: object, place: str) -> dict[int, str]:
     """Return the words of a JSON object from words to numbers."""
-    words = file.as_object(content, place)
+    words = file.of_type(dict, content, place)
     return {file.as_index(number, place): word for word, number in words.items()}
 
 
@@ -127,12 +122,7 @@ def tokenizer_or_none(function: str, folder: Path) -> Any:
 def load_tokenizer(function: str, folder: Path) -> Any:
     """Return the tokenizer of a folder; code in the folder is not run.
 
-    Raises
-    ------
-    ArgumentError
-        If the path of the folder is no UTF-8.
-    FileFormatError
-        If transformers cannot load it; the message contains the cause.
+    `ArgumentError` if the path of the folder is no UTF-8, `FileFormatError` with the cause if it does not load.
     """
     check_text_path(function, "the checkpoint", folder)
     load = _tokenizer_class(function, folder).from_pretrained
@@ -146,8 +136,8 @@ def _tokenizer_class(function: str, folder: Path) -> Any:
     """
     path = folder / "tokenizer_config.json"
     if path.is_file() and (folder / TOKENIZER).is_file():
-        file = JsonFile(function, path, "save the tokenizer again")
-        if file.as_object(file.read()).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        content = JsonFile(function, path, "save the tokenizer again").read()
+        if content.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast

@@ -7,7 +7,6 @@ of the layer, the others its outputs. Rows are multiplied by one factor after th
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from tnlib import CP, SVD, ArgumentError, LowRank, TTMatrix, Tucker
 from tnlib._validate import is_list
-from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications, must_agree
+from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, Multiplications
 
 Axes = tuple[str, ...]
 _Step = tuple[str, Axes]  # a factor, and the axes that occur after it
@@ -81,14 +80,9 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
     def __init__(self, factors: Factors, network: Contraction, first: slice | None = None) -> None:
         sizes = dict[str, int]()
         for part, axes in network.axes.items():
-            for axis, size in zip(axes, factors.shapes[part], strict=True):
-                must_agree(sizes.setdefault(axis, size), size)
+            sizes |= zip(axes, factors.shapes[part], strict=True)
         if first is not None:
             sizes["n0"] = len(range(*first.indices(sizes["n0"])))
-        counts = Counter(axis for axes in network.axes.values() for axis in axes)
-        for axis in sizes.keys() - {*network.inputs, *network.outputs}:
-            if counts[axis] == 1:  # an end of a TT-matrix
-                must_agree(sizes[axis], 1)
         n_in, n_out = (math.prod(sizes[axis] for axis in axes) for axes in (network.inputs, network.outputs))
         super().__init__(factors, (n_in, n_out))
         self.network, self._sizes, self._first = network, sizes, first
@@ -216,12 +210,11 @@ def _in_order(t: Tensor, axes: Axes, result: Axes) -> Tensor:
 
 def _groups(network: Contraction) -> list[tuple[str, list[_Step]]]:
     """Return the first factor of every group of `forming`, and the steps to the product of the group."""
-    groups = network.forming or (tuple(network.axes),)
-    found = []
-    for group in groups:
+    steps = []
+    for group in network.forming or (tuple(network.axes),):
         elsewhere = [axis for part, axes in network.axes.items() if part not in group for axis in axes]
-        found.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
-    return found
+        steps.append((group[0], _steps(network, group[1:], (*network.inputs, *network.outputs, *elsewhere))))
+    return steps
 
 
 def _steps(network: Contraction, parts: Sequence[str], result: Axes) -> list[_Step]:

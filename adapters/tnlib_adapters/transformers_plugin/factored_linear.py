@@ -215,13 +215,10 @@ class FactoredLinear(nn.Module, ABC):
 
     def keep_values(self, *, keep: bool = True) -> None:
         """Keep the dequantized values of integers in memory, or drop them; changes of scales do not reach them."""
-        for name, parameter in self._names.items():
-            if name in self._formats and not keep:
-                self.home.register_buffer(_values_name(parameter), None, persistent=False)
-            elif name in self._formats and self._kept(name) is None:
-                with torch.no_grad():
-                    values = self.part(name).contiguous()
-                self.home.register_buffer(_values_name(parameter), values, persistent=False)
+        for name in self._formats:
+            with torch.no_grad():
+                values = self.part(name).contiguous() if keep else None
+            self.home.register_buffer(_values_name(self._names[name]), values, persistent=False)
 
     def times(self, x: Tensor, name: str, *, transposed: bool = False) -> Tensor:
         """Return x times a part of two axes, or times its transpose."""
@@ -282,9 +279,3 @@ def as_dense(layer: Any, like: Tensor) -> nn.Linear:
 def no_numbers(like: Tensor) -> nn.Parameter:
     """Return an empty, untrained parameter for the name of a weight that is stored as factors."""
     return nn.Parameter(like.new_empty(0), requires_grad=False)
-
-
-def must_agree(size: int, other: int) -> None:
-    """Raise `ValueError` unless two contracted axes have equal sizes."""
-    if size != other:
-        raise ValueError(f"contracted axes have sizes {size} and {other}")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tnlib import FileFormatError
-from tnlib_adapters.factors.expansion import ranks_of
-from tnlib_adapters.factors.factored_matrix import Description, scale_name, whole_part
-from tnlib_adapters.factors.projections import Sizes, n_out, rows_of_stack
+from tnlib_adapters.architectures.wiring import AttentionWiring
+from tnlib_adapters.factors.factored_matrix import STACKS, Description, ranks_of, whole_part
+from tnlib_adapters.factors.projections import Sizes, join, rows_of_stack
 from tnlib_adapters.transformers_plugin.contracted_linear import (
     LOW_RANK,
     ContractedLinear,
@@ -25,63 +25,29 @@ from tnlib_adapters.transformers_plugin.contracted_linear import (
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, Factors, as_dense, no_numbers
 from tnlib_adapters.transformers_plugin.indexed_linear import HeadLinear, InterpolativeLinear
 
-STACKS = ("tucker", "cp", "stack")  # kinds of all projections as one array, which share computations
-
-
-def make_layer(described: Description, factors: Factors, names: str = "", sizes: Sizes | None = None) -> FactoredLinear:
-    """Return the layer of a factored matrix, without a bias parameter; `FileFormatError` if its factors do not fit.
-
-    The layer computes the projections `names` of those of the matrix, or "", without `sizes`, the weight of a module.
-    """
-    try:
-        layer = MAKE[described.kind](described, factors, names, sizes)
-        if sizes is not None:
-            wanted = (sizes.widths["o"] if names == "o" else sizes.d_model, n_out(sizes, names))
-            if (layer.in_features, layer.out_features) != wanted:
-                raise ValueError(f"weights of {(layer.in_features, layer.out_features)} where the model has {wanted}")
-    except (LookupError, ValueError, AttributeError) as problem:  # a missing part, or shapes that do not fit
-        raise FileFormatError(
-            f"from_pretrained: the factors of {described.of or 'the weight'} of {described.module} do not make a layer "
-            f"of kind {described.kind!r} ({problem}); compress again."
-        ) from None
-    return layer
-
 
 def empty_parameters(described: Description, like: Tensor) -> dict[str, nn.Parameter]:
     """Return empty parameters for loading a factored matrix, by part; integers are not trained."""
-    scales, shapes = described.scales, described.stored_shapes
-    dtypes = {part: torch.uint8 if form.is_packed else torch.int8 for part, form in described.formats.items()}
-
-    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=like.device)
-
-    # scales come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
-    parameters = {scale_name(part): nn.Parameter(empty(shape, like.dtype)) for part, shape in scales.items()}
-    return parameters | {
-        part: nn.Parameter(empty(shape, dtypes.get(part, like.dtype)), requires_grad=part not in dtypes)
-        for part, shape in shapes.items()
-    }
-
-
-def _legs(described: Description, names: str) -> tuple[tuple[int, ...], tuple[int, ...], slice]:
-    """Return input legs and output legs of a stack, and the slice of its first leg that holds these projections."""
-    shape = described.shapes.get("stack") or described.shapes["factor0"]
-    rows = rows_of_stack(shape[0])
-    if names == "o":
-        return (1, 0, 3), (2,), rows["o"]
-    return (2,), (1, 0, 3) if names == "q" else (0, 1, 3), slice(rows[names[0]].start, rows[names[-1]].stop)
+    integers = {"U8": torch.uint8, "I8": torch.int8}
+    parameters = dict[str, nn.Parameter]()
+    # floats come first: readers such as sentence-transformers take the dtype of the first parameter for the model's
+    for part, (dtype, shape) in sorted(described.tensors.items(), key=lambda tensor: tensor[1][0] in integers):
+        values = torch.empty(shape, dtype=integers.get(dtype or "", like.dtype), device=like.device)
+        parameters[part] = nn.Parameter(values, requires_grad=dtype not in integers)
+    return parameters
 
 
 def _of_stack(
     network: Callable[..., Contraction], described: Description, factors: Factors, names: str
 ) -> FactoredLinear:
-    inputs, outputs, first = _legs(described, names)
-    return ContractedLinear(factors, network(inputs, outputs), first)
+    """Return the layer of these projections of a stack, whose entries along the first leg are one after the other."""
+    rows = rows_of_stack(described.shape[0])
+    heads = (1, 0, 3) if names in ("q", "o") else (0, 1, 3)  # query heads are in the order of their key heads
+    legs = (heads, (2,)) if names == "o" else ((2,), heads)
+    return ContractedLinear(factors, network(*legs), slice(rows[names[0]].start, rows[names[-1]].stop))
 
 
-def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
-    if sizes is None:
-        raise ValueError("heads outside an attention module")
+def _heads(described: Description, factors: Factors, names: str, sizes: Any) -> FactoredLinear:
     is_first = names == described.of[0]
     return HeadLinear(
         factors.only("left" if is_first else "right"),
@@ -94,12 +60,12 @@ def _heads(described: Description, factors: Factors, names: str, sizes: Sizes | 
 
 
 def _interpolative(described: Description, factors: Factors, names: str, sizes: Sizes | None) -> FactoredLinear:
-    if sizes is None:
-        return InterpolativeLinear(factors, described.rows, described.shape[0])
-    n_in = sizes.widths["o"] if names == "o" else sizes.d_model
+    n_in, _ = described.shape if sizes is None else sizes.sides(names)
     return InterpolativeLinear(factors, described.rows, n_in)
 
 
+# Functions that make the layer of a factored matrix, without a bias parameter. The layer computes the projections of
+# these names among those of the matrix, or the weight of a module, without a name and sizes.
 MAKE: Mapping[str, Callable[[Description, Factors, str, Sizes | None], FactoredLinear]] = {
     "dense": lambda described, factors, *_: ContractedLinear(factors, whole(whole_part(described.of))),
     "low_rank": lambda _, factors, *__: ContractedLinear(factors, LOW_RANK),
@@ -131,69 +97,59 @@ class LayerFactors(nn.Module):
 class SideBySide(nn.Module):
     """Layers of one input with concatenated outputs, for modules that compute queries, keys and values together.
 
-    `groups` is the number of key and value heads if outputs are grouped by key head, otherwise None.
+    `groups` are those of `AttentionWiring`.
     """
 
     bias: nn.Parameter | None
+    layers: Sequence[FactoredLinear]
 
-    def __init__(self, layers: Sequence[FactoredLinear], groups: int | None, d_head: int) -> None:
+    def __init__(self, layers: Sequence[FactoredLinear], groups: tuple[int, int] | None) -> None:
         super().__init__()
-        self.layers, self.groups, self.d_head = nn.ModuleList(layers), groups, d_head
+        self.layers, self.groups = cast(Any, nn.ModuleList(layers)), groups
         self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
         self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the concatenated outputs."""
-        y = self._join([layer(x) for layer in self.layers])
+        y: Tensor = join([layer(x) for layer in self.layers], self.groups, torch.cat)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def matrix(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return W of shape (in_features, out_features), multiplied out."""
-        return self._join([cast(FactoredLinear, layer).matrix(dtype) for layer in self.layers])
+        return join([layer.matrix(dtype) for layer in self.layers], self.groups, torch.cat)
 
     def added(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return the bias, or None."""
         if self.bias is not None:
             return self.bias if dtype is None else self.bias.to(dtype)
-        layers = [cast(FactoredLinear, layer) for layer in self.layers]
-        parts = [layer.added(dtype) for layer in layers]
+        parts = [layer.added(dtype) for layer in self.layers]
         like = next((part for part in parts if part is not None), None)
         if like is None:
             return None
-        pairs = zip(layers, parts, strict=True)
-        return self._join([like.new_zeros(a.out_features) if part is None else part for a, part in pairs])
+        pairs = zip(self.layers, parts, strict=True)
+        biases = [like.new_zeros(a.out_features) if part is None else part for a, part in pairs]
+        return join(biases, self.groups, torch.cat)
 
     def to_dense(self) -> nn.Linear:
         """Return an ordinary layer of the same function, multiplied out in double precision."""
-        return as_dense(self, cast(FactoredLinear, self.layers[0]).like())
-
-    def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        return join_projections(parts, self.groups, self.d_head)
-
-
-def join_projections(parts: Sequence[Tensor], groups: int | None, d_head: int) -> Tensor:
-    """Return the outputs of several projections as those of one module, grouped by key head if `groups` is given."""
-    if groups is None:
-        return torch.cat([*parts], -1)
-    legs = [part.reshape(*part.shape[:-1], groups, -1, d_head) for part in parts]  # ... group heads dh
-    return torch.cat(legs, -2).flatten(-3)
+        return as_dense(self, self.layers[0].like())
 
 
 def build(
-    described: Sequence[Description], letters: str, home: LayerFactors, sizes: Sizes, fused: Literal["blocks", "groups"]
+    described: Sequence[Description], letters: str, home: LayerFactors, wiring: AttentionWiring
 ) -> FactoredLinear | SideBySide:
-    """Return the module that computes the projections `letters`, without a bias; errors as in `make_layer`."""
-    layers: dict[str, FactoredLinear] = {}
+    """Return the module that computes the projections `letters`, without a bias."""
+    layers, sizes = dict[str, FactoredLinear](), wiring.sizes
     for description in described:
         part = "".join(name for name in letters if name in description.of)
         factors = Factors(description.shapes, description.formats, home=home, stem=f"{description.of}_")
-        for names in _together(part, sizes) if description.kind in STACKS and fused == "blocks" else part:
-            layers[names] = make_layer(description, factors, names, sizes)
+        for names in _together(part, sizes) if description.kind in STACKS and not wiring.groups else part:
+            layers[names] = MAKE[description.kind](description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: letters.index(names[0]))
     if len(ordered) == 1:
         return layers[ordered[0]]
-    return SideBySide([layers[names] for names in ordered], sizes.kv_heads if fused == "groups" else None, sizes.d_head)
+    return SideBySide([layers[names] for names in ordered], wiring.groups)
 
 
 def _together(letters: str, sizes: Sizes) -> list[str]:
@@ -217,7 +173,8 @@ class FactoredEmbedding(nn.Module):
                 self.register_parameter(part, parameter)
         # modules in a tuple are not submodules: the factors are parameters of one module, as in the file
         self._tied = () if tied is None else (tied,)
-        self._layer = (make_layer(described, Factors(described.shapes, described.formats, home=self.embedding)),)
+        factors = Factors(described.shapes, described.formats, home=self.embedding)
+        self._layer = (MAKE[described.kind](described, factors, "", None),)
         self.num_embeddings, self.embedding_dim = self.factors.in_features, self.factors.out_features
         self.scale = scale
 
@@ -323,7 +280,7 @@ def factored_module(described: Description, original: nn.Module, scale: float) -
         module = FactoredEmbedding(described, weight, 1.0 if type(original) is nn.Embedding else scale)
     else:
         factors = Factors(described.shapes, described.formats, empty_parameters(described, weight))
-        layer = make_layer(described, factors)
+        layer = MAKE[described.kind](described, factors, "", None)
         layer.bias = getattr(original, "bias", None)
         module = layer
     module.register_parameter("weight", no_numbers(weight))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.integers import IntegerFormat, period
+from tnlib_adapters.factors.integers import IntegerFormat, codes_in, period
 
 _Product: TypeAlias = Callable[[Array], Array]
 
@@ -109,13 +109,6 @@ def _by_kernel(codes: Tensor, scales: Tensor) -> bool:
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
     """Return the codes of packed bytes, (..., 8 n) from (..., bits n)."""
-    n_codes, n_bytes = period(bits)
+    _, n_bytes = period(bits)
     blocks = packed.reshape(*packed.shape[:-1], packed.shape[-1] // n_bytes, n_bytes)
-    codes = []
-    for k in range(n_codes):
-        byte, shift = divmod(bits * k, 8)
-        code = blocks[..., byte] >> shift
-        if shift + bits > 8:
-            code = code | (blocks[..., byte + 1] << (8 - shift))
-        codes.append(code & (2**bits - 1))
-    return torch.stack(codes, -1).flatten(-2)
+    return torch.stack([*codes_in(blocks, bits)], -1).flatten(-2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from tnlib_adapters.factors.engine_tensors import IntegerTensor
 from tnlib_adapters.factors.integers import IntegerFormat, pack
 from tnlib_adapters.factors.rounding import round_to_nearest
 from tnlib_adapters.files.atomic_folder import check_target, check_text_path, whole_folder
-from tnlib_adapters.files.folder import other_files, without_note
+from tnlib_adapters.files.folder import copy_other_files, without_note
 from tnlib_adapters.transformers_plugin.inference_layers import use_linear_layers
 from tnlib_adapters.transformers_plugin.quantizer import find_place
 
@@ -92,10 +91,7 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
         _write_graph(model, _sample(checkpoint.wiring, model.config), partial / GRAPH)
         vars(model.config).pop("quantization_config", None)  # the graph holds no factors
         model.config.save_pretrained(partial)
-        for path in other_files(checkpoint.folder, _REPORTS)[0]:
-            copy = partial / path.relative_to(checkpoint.folder.path)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+        copy_other_files(checkpoint.folder, partial, _REPORTS)
         card = partial / "README.md"
         if card.is_file():  # it states how the factors load
             card.write_bytes(without_note(card.read_bytes()))
@@ -123,8 +119,6 @@ def _load(checkpoint: Checkpoint) -> Any:
 
     name = "AutoModelForTextEncoding" if checkpoint.wiring.layers[0].attention.relative_bias else "AutoModel"
     options = {"dtype": torch.float32, "attn_implementation": "eager"}  # without the tests for rows that are all masked
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.ERROR)  # poolers and heads of other tasks, which the graph does not have
     loader, integers = getattr(transformers, name), integer_weights(checkpoint)
     source: Path | None = checkpoint.folder.path
     if integers:  # read here: transformers would need the package of the format
@@ -140,10 +134,8 @@ def _load(checkpoint: Checkpoint) -> Any:
         }
         with torch.device("meta"):
             loader, source = type(loader.from_config(config)), None
-    try:
+    with _quiet("transformers"):  # poolers and heads of other tasks, which the graph does not have
         model = loader.from_pretrained(source, **options)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
     return use_integers(model.eval(), checkpoint) if integers else use_linear_layers(model.eval())
 
 
@@ -172,8 +164,9 @@ class _HiddenStates(nn.Module):
 def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> None:
     axes = [torch.export.Dim("texts"), torch.export.Dim("tokens")]
     dynamic = tuple(dict(enumerate(axes[: 2 if x.ndim == 2 else 1])) for x in sample.values())
-    with _quiet(), torch.no_grad():
-        program = torch.onnx.export(
+    with _quiet("torch.onnx"), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of the exporter about itself and about packages that it does not find
+        program: Any = torch.onnx.export(
             _HiddenStates(model, [*sample]).eval(),
             tuple(sample.values()),
             input_names=[*sample],
@@ -183,8 +176,6 @@ def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> 
             dynamo=True,
             verbose=False,
         )
-    if program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
     for node in program.model.graph:
         node.metadata_props.clear()  # stack traces with the paths of this machine
     n_bytes = sum(x.numel() * x.element_size() for x in model.parameters())
@@ -192,15 +183,13 @@ def _write_graph(model: nn.Module, sample: Mapping[str, Tensor], file: Path) -> 
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of the exporter about itself and about packages that it does not find."""
-    logger = logging.getLogger("torch.onnx")
+def _quiet(package: str) -> Iterator[None]:
+    """Silence the logged warnings of a package."""
+    logger = logging.getLogger(package)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)
 
@@ -220,8 +209,7 @@ class IntegerLinear(nn.Module):
     def __init__(self, codes: Array, scales: Array, bits: int, bias: Tensor | None) -> None:
         super().__init__()
         n_out, n_blocks = scales.shape
-        packed = codes if bits == 8 else pack(codes, bits, 1)
-        self.register_buffer("codes", torch.from_numpy(packed.reshape(n_out, n_blocks, -1).copy()))
+        self.register_buffer("codes", torch.from_numpy(pack(codes, bits, 1).reshape(n_out, n_blocks, -1)))
         self.register_buffer("scales", torch.from_numpy(scales.copy()))
         self.bits, self.block, self.bias = bits, codes.shape[1] // n_blocks, bias
 
@@ -255,8 +243,7 @@ class IntegerTable(nn.Module):
         super().__init__()
         self.block = next(block for block in _BLOCKS if table.shape[1] % block == 0)
         rounded = round_to_nearest(table, IntegerFormat(_TABLE_BITS, 1, self.block, has_zero=True))
-        codes = (rounded.codes.astype(np.int16) + 2 ** (_TABLE_BITS - 1)).astype(np.uint8)
-        self.register_buffer("codes", torch.from_numpy(codes))
+        self.register_buffer("codes", torch.from_numpy(rounded.unsigned()))
         self.register_buffer("scales", torch.from_numpy(rounded.scales))
 
     def forward(self, indices: Tensor) -> Tensor:

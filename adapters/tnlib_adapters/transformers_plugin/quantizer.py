@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tnlib import FileFormatError
 from tnlib_adapters.architectures.resolve_wiring import wire
 from tnlib_adapters.architectures.wiring import AttentionWiring, Wiring
-from tnlib_adapters.factors.config_section import KEY, MODULES, WEIGHTS_FILE, descriptions
+from tnlib_adapters.factors.config_section import KEY, WEIGHTS_FILE, descriptions
 from tnlib_adapters.factors.factored_matrix import METHOD, Description, scale_name
 from tnlib_adapters.transformers_plugin.factored_linear import FactoredLinear, no_numbers
 from tnlib_adapters.transformers_plugin.factored_modules import (
@@ -77,7 +77,7 @@ class TnlibQuantizer(HfQuantizer):
             home = LayerFactors(layer.described, next(iter(originals.values())).weight)
             layer.attention.add_module(METHOD, home)
             for name, letters in modules.items():
-                factored = build(layer.described, letters, home, layer.wiring.sizes, layer.wiring.fused)
+                factored = build(layer.described, letters, home, layer.wiring)
                 if not layer.holds_bias_of(letters):
                     factored.bias = originals[name].bias
                 factored.register_parameter("weight", no_numbers(originals[name].weight))
@@ -180,9 +180,7 @@ class _FactoredModule(NamedTuple):
 def _wired(model: Any, config: TnlibConfig) -> tuple[Wiring, list[Description]]:
     """Return the wiring of a model and its factored matrices, checked as `open_checkpoint` checks them."""
     wiring = wire(model.config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
-    section = {"quant_method": METHOD, "version": config.version, "layers": config.layers}
-    section |= {MODULES: getattr(config, MODULES, {})}
-    return wiring, descriptions({KEY: section}, wiring.attention_modules) or []
+    return wiring, descriptions({KEY: vars(config)}, wiring.attention_modules, wiring.sizes) or []
 
 
 def _layers(model: nn.Module, wiring: Wiring, described: Sequence[Description]) -> list[_FactoredModule]:

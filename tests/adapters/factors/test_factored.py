@@ -129,14 +129,14 @@ def test_a_piece_describes_itself_and_is_found_again_after_json() -> None:
         [{"kind": "heads", "of": "qk", "shapes": {"left": [13, 3], "right": [3, 13]}, "ranks": [1, 2, 0]}],
         [],
     ]
-    assert descriptions(config, LAYERS) == [piece.describe()]
+    assert descriptions(config, LAYERS, SIZES) == [piece.describe()]
     assert config[KEY]["quant_method"] == "tnlib"
     assert config[KEY]["method"] == "heads"
 
 
 def test_an_ordinary_checkpoint_describes_no_pieces() -> None:
-    assert descriptions({}, LAYERS) is None
-    assert descriptions({KEY: None}, LAYERS) is None
+    assert descriptions({}, LAYERS, SIZES) is None
+    assert descriptions({KEY: None}, LAYERS, SIZES) is None
 
 
 GOOD = {"kind": "low_rank", "of": "q", "shapes": {"left": [12, 3], "right": [3, 12]}, "ranks": []}
@@ -182,11 +182,17 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 def test_damaged_descriptions_are_refused(case: str) -> None:
     damaged, word = DAMAGED[case]
     with refused(FileFormatError, "open_checkpoint", word):
-        descriptions({KEY: damaged}, LAYERS)
+        descriptions({KEY: damaged}, LAYERS, SIZES)
 
 
 LOW_RANK = {"left": np.ones((D, 2)), "right": np.ones((2, D))}
 HEADS_QK = {"left": np.ones((D, 6)), "right": np.ones((6, D))}
+FACTORS = {f"factor{k}": np.ones((n, DH)) for k, n in enumerate((4, HEADS, D, DH))}
+
+
+def tucker_parts(core: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {"core": np.ones(core)} | {f"factor{k}": np.ones((n, n)) for k, n in enumerate((4, HEADS, D, DH))}
+
 
 IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "part missing": FactoredMatrix("low_rank", "q", {"left": np.ones((D, 2))}),
@@ -195,7 +201,7 @@ IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "inner sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D, 2)), "right": np.ones((3, D))}),
     "outer sizes differ": FactoredMatrix("low_rank", "q", {"left": np.ones((D - 1, 2)), "right": np.ones((2, D))}),
     "two projections in one matrix": FactoredMatrix("low_rank", "qk", LOW_RANK),
-    "no projection": FactoredMatrix("dense", "", {"weight": np.ones((D, D))}),
+    "projections in a part of another name": FactoredMatrix("dense", "q", {"whole": np.ones((D, D))}),
     "one projection in pairs": FactoredMatrix("heads", "q", HEADS_QK, (2, 2, 2)),
     "heads without ranks": FactoredMatrix("heads", "qk", HEADS_QK),
     "too few ranks": FactoredMatrix("heads", "qk", HEADS_QK, (3, 3)),
@@ -207,14 +213,30 @@ IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "cores that do not join": FactoredMatrix(
         "ttm", "q", {"core0": np.ones((1, 3, 3, 2)), "core1": np.ones((3, 4, 4, 1))}
     ),
+    "a core without bond": FactoredMatrix("ttm", "q", {"core0": np.ones((1, D, D))}),
+    "cores that are not joined": FactoredMatrix(
+        "ttm", "q", {"core0": np.ones((1, 3, 3, 0)), "core1": np.ones((0, 4, 4, 1))}
+    ),
+    "ranks of a core that differ": FactoredMatrix("tucker", "qkvo", tucker_parts((4, HEADS, D, 3))),
+    "a core of fewer legs": FactoredMatrix("tucker", "qkvo", tucker_parts((4, HEADS, D))),
+    "weights of another rank": FactoredMatrix("cp", "qkvo", FACTORS | {"weights": np.ones(DH + 1)}),
+    "rows of other heads": FactoredMatrix(
+        "heads", "qk", {"left": np.ones((D + 2, 6)), "right": HEADS_QK["right"]}, (2, 2, 2)
+    ),
+    "a bias of an output in a row": FactoredMatrix(
+        "heads", "vo", {"left": HEADS_QK["left"], "right": np.ones((6, D + 1))}, (2, 2, 2)
+    ),
+    "a bias of two projections": FactoredMatrix("heads", "qk", HEADS_QK | {"bias": np.ones(D)}, (2, 2, 2)),
+    "a bias of another width": FactoredMatrix("low_rank", "q", LOW_RANK | {"bias": np.ones(D + 1)}),
 }
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
 def test_factors_that_do_not_fit_are_refused(case: str) -> None:
     piece = IMPOSSIBLE[case]
+    config = {KEY: describe([replace(piece.describe(), module=LAYERS[0])], LAYERS, "test")}
     with refused(FileFormatError, "open_checkpoint", repr(piece.of), repr(piece.kind), "compress again"):
-        expand([piece], SIZES)
+        descriptions(json.loads(json.dumps(config)), LAYERS, SIZES)
 
 
 # ----------------------------------------------------------------------------------------- in a checkpoint's folder
@@ -329,7 +351,7 @@ def test_factored_folders_that_contradict_themselves_are_refused(case: str, fact
 def test_ranks_that_run_into_the_next_head_are_refused(factored: Path) -> None:
     first_piece(ranks=[17, 15, 16, 16])(factored)
     with refused(FileFormatError, "'qk'", "'heads'", "17"):
-        open_checkpoint(factored).attention(0)
+        open_checkpoint(factored)
 
 
 def test_nan_in_a_factor_is_refused_by_name(factored: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_piece_is_read_as_it_was_described():
     piece, _ = packed("q", 4, rows=D + 1, biases="q")
     piece = replace(piece, module="attention")
     section = {"quant_method": "tnlib", "version": 1, "layers": [[piece.describe().to_json()]]}
-    read = descriptions({"quantization_config": section}, ["attention"])
+    read = descriptions({"quantization_config": section}, ["attention"], SIZES)
     assert read is not None
     assert read[0].read(piece.arrays.__getitem__) == piece
 
@@ -88,8 +88,9 @@ def test_a_piece_is_read_as_it_was_described():
 @pytest.mark.parametrize("rows", [(0, 1, 2), (0, 1, 2, 99), (0, 1, 2, 3, 4)])
 def test_rows_that_do_not_fit_are_refused(rows):
     piece, _ = packed("q", 4)
-    with pytest.raises(FileFormatError, match="cannot be multiplied out as 'interpolative'"):
-        expand([replace(piece, rows=rows)], SIZES)
+    section = {"quant_method": "tnlib", "version": 1, "layers": [[replace(piece, rows=rows).describe().to_json()]]}
+    with pytest.raises(FileFormatError, match="do not make a layer of kind 'interpolative'"):
+        descriptions({"quantization_config": section}, ["attention"], SIZES)
 
 
 @oracles.each_dtype

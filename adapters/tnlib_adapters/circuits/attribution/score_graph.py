@@ -182,8 +182,7 @@ def _listed_graphs(index: Path) -> list[Json]:
     """Return the entries of the list of graphs of a folder."""
     if not index.is_file():
         return []
-    file = JsonFile("save_score_graph", index, "pass another folder")
-    graphs = file.as_object(file.read()).get("graphs", [])
+    graphs = JsonFile("save_score_graph", index, "pass another folder").read().get("graphs", [])
     return [graph for graph in graphs if isinstance(graph, dict)] if isinstance(graphs, list) else []
 
 
