@@ -338,18 +338,12 @@ def test_examples_fit_beside_the_margins(page: str) -> None:
     assert [line for line in lines if len(line) > 88] == []
 
 
-# packages of tnlib_adapters with longer examples
-LONG_EXAMPLES = ("compression", "instrument", "transformers_plugin", "factors", "files", "checkpoints")
-
-
 @pytest.mark.parametrize("folder", ["tnlib", "adapters"])
 def test_examples_in_docstrings_fit_beside_the_margins(folder: str) -> None:
-    skipped = tuple(f"adapters/tnlib_adapters/{package}/" for package in LONG_EXAMPLES)
     paths = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / folder).rglob("*.py"))]
     lines = [
         (path, line)
         for path in paths
-        if not path.startswith(skipped)
         for line in re.findall(r"^ *((?:>>>|\.\.\.) .*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert len(lines) > 400

@@ -299,7 +299,7 @@ def open_model(model: Any) -> Checkpoint:
     >>> import tnlib_adapters
     >>> from transformers import AutoModelForCausalLM
     >>> model = AutoModelForCausalLM.from_pretrained(tnlib_adapters.builtin_path("llama"))
-    >>> open_model(model).attention(0).qk(3, distance=1).shape  # d_model + 1 of homogeneous coordinates
+    >>> open_model(model).attention(0).qk(3, distance=1).shape  # d_model + 1
     (129, 129)
     """
     return _as_checkpoint(folder_of_model(model))

@@ -109,7 +109,8 @@ def compare_formats(
     >>> import numpy as np, tnlib_adapters
     >>> from tnlib_adapters.checkpoints import weight_stacks as stacks
     >>> layer = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0)
-    >>> table = compare_formats(stacks.projections(layer), keep=0.25, formats=("svd", "tucker"))
+    >>> view = stacks.projections(layer)
+    >>> table = compare_formats(view, keep=0.25, formats=("svd", "tucker"))
     >>> table.limit, all(row.n_parameters <= 4096 for row in table.rows)
     (4096, True)
     """

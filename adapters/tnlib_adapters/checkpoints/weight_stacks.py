@@ -88,7 +88,8 @@ def projections(attention: Attention) -> View:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> projections(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0))
+    >>> checkpoint = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> projections(checkpoint.attention(0))
     View(all projections of a layer: projection 4 x head 4 x d_model 64 x d_head 16, float32)
     """
     return View(
@@ -153,7 +154,8 @@ def operators(attention: Attention, circuit: Literal["qk", "ov"], *, distance: i
     Examples
     --------
     >>> import tnlib_adapters
-    >>> operators(tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path()).attention(0), "ov")
+    >>> checkpoint = tnlib_adapters.open_checkpoint(tnlib_adapters.builtin_path())
+    >>> operators(checkpoint.attention(0), "ov")
     View(OV operators of a layer: head 4 x from 65 x to 65, float32)
     """
     forms = _operators("operators", attention, circuit, distance)

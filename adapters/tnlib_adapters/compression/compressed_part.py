@@ -22,7 +22,8 @@ def compressed_weights(checkpoint: Checkpoint, what: str, *, with_text: bool = F
     """Return the weights that `what` selects: "all", "linear", "attention" or "mlp", but for those of `left_dense`.
 
     >>> from tnlib_adapters import builtin_path, open_checkpoint
-    >>> [weight.key for weight in compressed_weights(open_checkpoint(builtin_path()), "attention")]
+    >>> checkpoint = open_checkpoint(builtin_path())
+    >>> [weight.key for weight in compressed_weights(checkpoint, "attention")]
     ['0.q', '0.k', '0.v', '0.o', '1.q', '1.k', '1.v', '1.o']
     """
     left = left_dense(checkpoint, with_text=with_text)

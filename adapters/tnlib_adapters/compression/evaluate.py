@@ -51,7 +51,8 @@ class Evaluation:
     --------
     >>> import numpy as np
     >>> from tnlib_adapters import Evaluation
-    >>> Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5])).measures()["cosine, mean"]
+    >>> found = Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5]))
+    >>> found.measures()["cosine, mean"]
     0.75
     """
 
@@ -121,7 +122,8 @@ def evaluate(
     >>> text = os.path.join(tempfile.mkdtemp(), "text.txt")
     >>> with open(text, "w") as file:
     ...     _ = file.write("Return the sum of the entries.")
-    >>> evaluate(builtin_path("llama"), builtin_path("llama"), text).divergence  # of a model from itself
+    >>> llama = builtin_path("llama")
+    >>> evaluate(llama, llama, text).divergence  # of a model from itself
     0.0
     """
     from tnlib_adapters.instrument.running_model import open_running

@@ -70,7 +70,8 @@ class PlannedRun:
     Examples
     --------
     >>> import tnlib_adapters
-    >>> print(tnlib_adapters.plan(tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5)))
+    >>> llama, half = tnlib_adapters.builtin_path("llama"), tnlib_adapters.Budget(keep=0.5)
+    >>> print(tnlib_adapters.plan(llama, half))
     llama, method heads
     model               787,584 parameters in 4 blocks, 1.58 MB
     compressed part     786,432 parameters, 1.57 MB

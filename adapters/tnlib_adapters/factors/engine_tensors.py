@@ -87,7 +87,8 @@ def stored_shapes(
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return {name below the module: (dtype, shape)} of a weight (in, out) as it is encoded.
 
-    >>> stored_shapes(COMPRESSED_TENSORS, IntegerFormat(3, 0, 32, has_zero=True), (64, 32))["weight_packed"]
+    >>> form = IntegerFormat(3, 0, 32, has_zero=True)
+    >>> stored_shapes(COMPRESSED_TENSORS, form, (64, 32))["weight_packed"]
     ('I32', (32, 6))
     """
     if stored_as == GGUF:

@@ -112,7 +112,8 @@ def type_of(form: IntegerFormat) -> str:
 def encode_blocks(integers: Integers) -> dict[str, tuple[str, Array]]:
     """Return {name below the module: (dtype, array)} of a weight (in, out): the bytes (out, bytes) of its rows.
 
-    >>> integers = Integers(np.full((32, 1), 72, np.int8), np.ones((1, 1), np.float32), TYPES["Q8_0"].form)
+    >>> codes, scales = np.full((32, 1), 72, np.int8), np.ones((1, 1), np.float32)
+    >>> integers = Integers(codes, scales, TYPES["Q8_0"].form)
     >>> encode_blocks(integers)["weight_blocks"][1][:, :4]
     array([[ 0, 60, 72, 72]], dtype=uint8)
     """

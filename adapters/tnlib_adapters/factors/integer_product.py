@@ -28,12 +28,15 @@ class IntegerMatrix:
     (groups, m) float32. Arrays in C order are not copied: changes of the scales in place are seen.
 
     >>> from tnlib_adapters.factors.integers import pack
-    >>> stored, scales = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1), np.ones((1, 1), np.float32)
+    >>> stored = pack(np.array([[0, 3, 1]], np.uint8), 2, axis=1)
+    >>> scales = np.ones((1, 1), np.float32)
     >>> matrix = IntegerMatrix(stored, scales, IntegerFormat(2, axis=1), 3)
     >>> matrix.values().tolist()
     [[-1.5, 1.5, -0.5]]
-    >>> matrix.times_rows(np.ones((1, 3), np.float32)).tolist(), matrix.times_columns(scales).tolist()
-    ([[-0.5]], [[-1.5, 1.5, -0.5]])
+    >>> matrix.times_rows(np.ones((1, 3), np.float32)).tolist()
+    [[-0.5]]
+    >>> matrix.times_columns(np.ones((1, 1), np.float32)).tolist()
+    [[-1.5, 1.5, -0.5]]
     """
 
     def __init__(self, stored: Array, scales: Array, form: IntegerFormat, n: int) -> None:

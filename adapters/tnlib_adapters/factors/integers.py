@@ -168,7 +168,8 @@ class IntegerFormat:
 class Integers:
     """Rounded array.
 
-    >>> Integers(np.array([0, 3], np.uint8), np.array([2.0], np.float32), IntegerFormat(2, axis=0)).values()
+    >>> codes, scales = np.array([0, 3], np.uint8), np.array([2.0], np.float32)
+    >>> Integers(codes, scales, IntegerFormat(2, axis=0)).values()
     array([-3.,  3.], dtype=float32)
     """
 
@@ -260,7 +261,8 @@ def integer_scales(scales: Array, n_bits: int, *, signed: bool) -> tuple[Array, 
     The unit has the least squared error among the largest scale divided by every integer, so that products of a unit
     and integers return as they are.
 
-    >>> unit, integers = integer_scales(np.array([[0.5, 1.5, 7.5]], np.float32), 4, signed=False)
+    >>> scales = np.array([[0.5, 1.5, 7.5]], np.float32)
+    >>> unit, integers = integer_scales(scales, 4, signed=False)
     >>> unit.tolist(), integers.tolist()
     ([[0.5]], [[1.0, 3.0, 15.0]])
     """

@@ -75,10 +75,8 @@ def _affine_scales(groups: Array, top: int, factors: Array) -> tuple[Array, Arra
     Values are scale * code - minimum, neither negative. For every factor of the range, the codes of the narrower range
     get the scale and minimum of least squares.
 
-    >>> [
-    ...     part.tolist()
-    ...     for part in _affine_scales(np.array([[-1.0, 0.0, 1.0, 2.0]], np.float32), 3, np.ones(1))
-    ... ]
+    >>> group = np.array([[-1.0, 0.0, 1.0, 2.0]], np.float32)
+    >>> [part.tolist() for part in _affine_scales(group, 3, np.ones(1))]
     [[1.0], [1.0]]
     """
     low, high = (np.minimum(groups.min(axis=1), 0), np.maximum(groups.max(axis=1), 0))
@@ -106,7 +104,7 @@ def _affine_scales(groups: Array, top: int, factors: Array) -> tuple[Array, Arra
 def _affine_codes(groups: Array, scale: Array, minimum: Array, top: int) -> Array:
     """Return the codes of groups (n, size), as floats, with scales and minima (n,).
 
-    >>> _affine_codes(np.array([[-1.0, 0.4, 9.0]]), np.array([1.0]), np.array([1.0]), 3).tolist()
+    >>> _affine_codes(np.array([[-1.0, 0.4, 9.0]]), np.ones(1), np.ones(1), 3).tolist()
     [[0.0, 1.0, 3.0]]
     """
     codes: Array = np.rint((groups + minimum[:, None]) / np.where(scale == 0, 1, scale).astype(groups.dtype)[:, None])

@@ -73,7 +73,8 @@ class ContractedLinear(FactoredLinear, formats=(LowRank, SVD, TTMatrix, Tucker, 
     Examples
     --------
     >>> import numpy as np, tnlib
-    >>> FactoredLinear.from_value(tnlib.ttm_svd(np.ones((6, 4), np.float32), (2, 3), (2, 2)).value)
+    >>> fit = tnlib.ttm_svd(np.ones((6, 4), np.float32), (2, 3), (2, 2))
+    >>> FactoredLinear.from_value(fit.value)
     ContractedLinear(in_features=6, out_features=4, parameters=10)
     """
 

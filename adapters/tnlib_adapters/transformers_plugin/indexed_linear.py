@@ -40,8 +40,9 @@ class InterpolativeLinear(FactoredLinear):
 
     >>> import numpy as np
     >>> from tnlib_adapters.transformers_plugin.factored_linear import Factors
-    >>> arrays = {"left": np.ones((1, 2), np.float32), "right": np.float32([[1, 2, 3], [4, 5, 6]])}
-    >>> layer = InterpolativeLinear(Factors.of_arrays(arrays), [0, 2], in_features=3)
+    >>> left, right = np.ones((1, 2), np.float32), np.float32([[1, 2, 3], [4, 5, 6]])
+    >>> factors = Factors.of_arrays({"left": left, "right": right})
+    >>> layer = InterpolativeLinear(factors, [0, 2], in_features=3)
     >>> layer.settle()
     >>> layer.matrix().tolist(), layer.cost().per_row
     ([[1.0, 2.0, 3.0], [5.0, 7.0, 9.0], [4.0, 5.0, 6.0]], 8)

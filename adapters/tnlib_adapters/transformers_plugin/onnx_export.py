@@ -66,17 +66,19 @@ def export_onnx(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, 
     Examples
     --------
     >>> import numpy as np, onnxruntime, os, tempfile, transformers
-    >>> folder, out = (os.path.join(tempfile.mkdtemp(), name) for name in ("encoder", "onnx"))
+    >>> folder, out = (os.path.join(tempfile.mkdtemp(), k) for k in ("bert", "onnx"))
     >>> sizes = {
     ...     "hidden_size": 32,
     ...     "num_hidden_layers": 1,
     ...     "num_attention_heads": 2,
     ...     "intermediate_size": 64,
     ... }
-    >>> transformers.BertModel(transformers.BertConfig(vocab_size=100, **sizes)).save_pretrained(folder)
+    >>> config = transformers.BertConfig(vocab_size=100, **sizes)
+    >>> transformers.BertModel(config).save_pretrained(folder)
     >>> session = onnxruntime.InferenceSession(export_onnx(folder, out))
     >>> ids = np.ones((3, 7), np.int64)
-    >>> session.run(None, {"input_ids": ids, "attention_mask": ids, "token_type_ids": 0 * ids})[0].shape
+    >>> feed = {"input_ids": ids, "attention_mask": ids, "token_type_ids": 0 * ids}
+    >>> session.run(None, feed)[0].shape
     (3, 7, 32)
     """
     import_optional(__name__, "onnxscript", "'tnlib[onnx]'")

@@ -70,10 +70,11 @@ def round_compensated(
     choice among wider scales: four times faster.
 
     >>> weight = np.random.default_rng(0).standard_normal((8, 3))
-    >>> reads = np.ones((8, 8)) + 0.1 * np.eye(8)  # inputs are nearly equal: sums over rows matter
+    >>> reads = np.ones((8, 8)) + 0.1 * np.eye(8)  # of nearly equal inputs
     >>> form = IntegerFormat(2, axis=0)
     >>> rounded = round_to_nearest(weight, form), round_compensated(weight, form, reads)
-    >>> nearest, compensated = (rounding_loss(weight - each.values(), reads) for each in rounded)
+    >>> errors = (weight - each.values() for each in rounded)
+    >>> nearest, compensated = (rounding_loss(error, reads) for error in errors)
     >>> compensated < 0.1 * nearest
     True
     """
@@ -271,7 +272,8 @@ def refit_scales(weight: Array, integers: Integers, reads: Array | None, slopes:
     >>> form = IntegerFormat(3, 0, 16, has_zero=True, scale_bits=6)
     >>> rounded = round_to_nearest(weight, form)
     >>> refitted = refit_scales(weight, rounded, None, None)
-    >>> bool(np.square(weight - refitted.values()).sum() < np.square(weight - rounded.values()).sum())
+    >>> before, after = weight - rounded.values(), weight - refitted.values()
+    >>> bool(np.square(after).sum() < np.square(before).sum())
     True
     """
     if integers.format.axes == (1,):
