@@ -36,7 +36,8 @@ STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors a
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
 _FEWEST = 100  # steps of a layer that gain something before the fit of the whole model
-OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}  # of the scales of rounded weights through a language model
+# Of the scales of rounded weights through a language model. SmolLM2 in 2 bits: 0.972 nats a token with 2, 0.950 with 4
+OUTPUT_PASSES = {"low": 0, "default": 2, "high": 4}
 
 
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> tuple[int, int]:
