@@ -105,12 +105,9 @@ def factorise_and_fit(
     weights, batches = compressed_weights(checkpoint, request.what, with_text=True), model.batches(text)
     check_tokens(model.function, batches, widest_component(weights))
     in_fit = sample_batches(batches, request.tokens)
+    effort, in_bits = request.effort, request.in_bits
     n_steps, n_output_batches = fit_steps(
-        len(in_fit),
-        request.effort,
-        in_bits=request.in_bits,
-        fit_in_memory=model.fits_in_memory,
-        predicts=model.predicts,
+        len(in_fit), effort, in_bits=in_bits, fit_in_memory=model.fits_in_memory, predicts=model.predicts
     )
     folder = None if request.folder is None else CalibrationFolder(request.folder)
     streams = Streams(
@@ -140,7 +137,7 @@ def factorise_and_fit(
         fit=fit if n_steps else None,
         fit_output=fit_output if n_output_batches else None,
         weights=dict.fromkeys(predicting, not_fitted) if n_steps else {},
-        in_bits=request.in_bits,
+        in_bits=in_bits,
     )
 
 
