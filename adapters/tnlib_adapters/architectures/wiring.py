@@ -157,7 +157,7 @@ class AttentionWiring:
         return self.encoder is not None
 
     @property
-    def groups(self) -> tuple[int, int] | None:
+    def group_layout(self) -> tuple[int, int] | None:
         """Number of key heads and width of a head if fused projections are laid out by key head, otherwise None."""
         return (self.sizes.kv_heads, self.sizes.d_head) if self.fused == "groups" else None
 

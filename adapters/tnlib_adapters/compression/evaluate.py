@@ -51,8 +51,8 @@ class Evaluation:
     --------
     >>> import numpy as np
     >>> from tnlib_adapters import Evaluation
-    >>> found = Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5]))
-    >>> found.measures()["cosine, mean"]
+    >>> evaluation = Evaluation(n_texts=2, n_tokens=9, cosine=np.array([1.0, 0.5]))
+    >>> evaluation.measures()["cosine, mean"]
     0.75
     """
 

@@ -131,6 +131,8 @@ def open_source(
         if documents:  # loaded from there at the end
             check_text_path("compress", "OUT", target)
     request.check(checkpoint)
+    if documents:
+        import tnlib_adapters.instrument  # noqa: F401  raises without torch or transformers, before any work
     return checkpoint, documents
 
 

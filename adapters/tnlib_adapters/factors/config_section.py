@@ -41,23 +41,25 @@ def quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[
     return (section if isinstance(section, Mapping) else {}), others
 
 
-def descriptions(config: Mapping[str, Any], layers: Sequence[str], sizes: Sizes) -> list[Description] | None:
+def descriptions(
+    config: Mapping[str, Any], layers: Sequence[str], sizes: Sizes, function: str = "open_checkpoint"
+) -> list[Description] | None:
     """Return the factored matrices of a compressed checkpoint; None for an ordinary one.
 
-    `layers` are the attention modules, first to last. `FileFormatError` if the section is damaged, of another method or
-    version, or its factors do not fit together or into attention layers of these sizes.
+    `layers` are the attention modules, first to last. `FileFormatError` of `function` if the section is damaged, of
+    another method or version, or its factors do not fit together or into attention layers of these sizes.
     """
     section = config.get(KEY)
     if section is None:
         return None
     if not isinstance(section, dict) or section.get("quant_method") != METHOD:
         raise FileFormatError(
-            f"open_checkpoint: {KEY} in config.json must be of {METHOD} or absent, got {section!r:.80}; "
+            f"{function}: {KEY} in config.json must be of {METHOD} or absent, got {section!r:.80}; "
             "dequantize the checkpoint first."
         )
     if section.get("version") != VERSION:
         raise FileFormatError(
-            f"open_checkpoint: factors of version {section.get('version')!r} cannot be read, this tnlib reads "
+            f"{function}: factors of version {section.get('version')!r} cannot be read, this tnlib reads "
             f"version {VERSION}; install a newer tnlib."
         )
     of_layers, modules = section.get("layers"), section.get(MODULES, {})
@@ -67,32 +69,32 @@ def descriptions(config: Mapping[str, Any], layers: Sequence[str], sizes: Sizes)
         and isinstance(modules, dict)
     ):
         raise FileFormatError(
-            f"open_checkpoint: the lists of factored matrices of {KEY} in config.json are damaged; compress again."
+            f"{function}: the lists of factored matrices of {KEY} in config.json are damaged; compress again."
         )
     if len(of_layers) != len(layers):
         raise FileFormatError(
-            f"open_checkpoint: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
+            f"{function}: config.json must describe the factors of {len(layers)} layers, got {len(of_layers)}; "
             "compress again."
         )
     entries = [(name, entry, False) for name, of_layer in zip(layers, of_layers, strict=True) for entry in of_layer]
     entries += [(name, entry, True) for name, entry in modules.items()]
-    return [_read_entry(*entry, sizes) for entry in entries]
+    return [_read_entry(*entry, sizes, function) for entry in entries]
 
 
-def _read_entry(module: str, entry: Any, is_module: bool, sizes: Sizes) -> Description:
+def _read_entry(module: str, entry: Any, is_module: bool, sizes: Sizes, function: str) -> Description:
     try:
         described = _description({"of": "", "ranks": []} | entry if is_module else entry, module)
         _require(bool(described.of) != is_module)
     except (AttributeError, LookupError, TypeError, ValueError):
         raise FileFormatError(
-            f"open_checkpoint: the factors of {module} described in config.json are damaged, got {entry!r:.80}; "
+            f"{function}: the factors of {module} described in config.json are damaged, got {entry!r:.80}; "
             "compress again."
         ) from None
     try:
         described.check(sizes)
     except (LookupError, ValueError) as problem:
         raise FileFormatError(
-            f"open_checkpoint: the factors {described.of!r} of {module} described in config.json are damaged: parts of "
+            f"{function}: the factors {described.of!r} of {module} described in config.json are damaged: parts of "
             f"shapes {described.shapes} do not make a layer of kind {described.kind!r} ({problem}); compress again."
         ) from None
     return described

@@ -309,7 +309,7 @@ def _sides_and_bits(info: IntegerTensor) -> tuple[tuple[int, int], int]:
 
 def _words(codes: Array, bits: int, axis: int) -> Array:
     """Return codes packed along an axis, which becomes the last one, in words of 32 bits."""
-    packed = pack(codes, bits, axis)
+    packed = pack(codes, bits, axis)[:, : -(-codes.shape[axis] * bits // _WORD) * _WORD // 8]
     padded = np.zeros((len(packed), -(-packed.shape[1] // 4) * 4), np.uint8)
     padded[:, : packed.shape[1]] = packed
     return padded.view("<i4")

@@ -83,6 +83,7 @@ class Description:
             inner = tuple(sum(ranks_of(name, self.ranks, sizes)) for name in self.of)
             fits = (self.shapes["left"][1], self.shapes["right"][0]) == inner and len(self.ranks) == sizes.kv_heads
             fits = fits and max(self.ranks) <= sizes.of_head(first) == sizes.of_head(second)
+            fits = fits and self.of in ("qk", "vo")
             fits = fits and shape[0] in (d, d + 1) and shape[1] in ((d,) if second == "o" else (d, d + 1))
         elif self.kind in STACKS:
             fits = shape == (2 * sizes.group_size + 2, sizes.kv_heads, d, sizes.d_head)
@@ -95,7 +96,9 @@ class Description:
         else:
             fits = len(shape) == 2 and all(shape)
         if not fits or ("bias" in self.shapes and len(self.of) > 1):
-            raise ValueError(f"a product of shape {shape} with ranks {self.ranks} for {sizes}")
+            ranks = f" with ranks {self.ranks}" if self.ranks else ""
+            heads = f"{sizes.n_heads} heads of {sizes.d_head}, {sizes.kv_heads} of them for keys, and d_model {d}"
+            raise ValueError(f"a product of shape {shape}{ranks}, for {heads}")
 
     def stored_name(self, part: str, wiring: Wiring) -> str:
         """Return the name of a part in a file; an unembedding often lacks the prefix of the checkpoint."""

@@ -112,11 +112,11 @@ def join_modules(
     """Return the tensors of a layer, views if possible, in the library of `concatenate`."""
     tensors: dict[str, Any] = {}
     for letters, linear in attention.projections.items():
-        weight = join([projections.weights[name] for name in letters], attention.groups, concatenate)  # in out
+        weight = join([projections.weights[name] for name in letters], attention.group_layout, concatenate)  # in out
         tensors[linear.weight] = linear.on_rows(weight)  # transposed again
         if all(name in projections.biases for name in letters):
             biases = [projections.biases[name] for name in letters]
-            tensors[f"{linear.module}.bias"] = join(biases, attention.groups, concatenate)
+            tensors[f"{linear.module}.bias"] = join(biases, attention.group_layout, concatenate)
     return tensors
 
 

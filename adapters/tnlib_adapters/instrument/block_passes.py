@@ -56,14 +56,16 @@ class Streams:
         self._starts, self._n_bytes = [sum(sizes[:k]) for k in range(len(sizes))], sum(sizes)
 
     def split(self, n_tokens: int) -> Streams:
-        """Return these streams in batches of at most so many tokens, or of one text, while these exist."""
+        """Return these streams in batches of at most `n_tokens` tokens, or of one text; files go with this object."""
         parts = list[Batch]()
         for batch in self.batches:
             n_texts = max(1, n_tokens // batch.ids.shape[1])
             starts = range(0, len(batch.ids), n_texts)
             parts += [batch.part((slice(start, start + n_texts), slice(None))) for start in starts]
         # texts are stored one after the other
-        split = Streams(parts, self._width, self._dtype, folder=self.folder, admits=self._admits)
+        split = Streams(
+            parts, self._width, self._dtype, folder=self.folder, admits=self._admits, keeps_inputs=self.keeps_inputs
+        )
         split._held = self._held
         return split
 

@@ -58,7 +58,7 @@ def fit_to_output(
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     before = fit.error(held_out)
-    optimiser, schedule = make_optimiser([moving.move for moving in fit.moving], _RATE, len(order), fused=False)
+    optimiser, schedule = make_optimiser([moved.move for moved in fit.fitted], _RATE, len(order), fused=False)
     for done, b in enumerate(order):
         progress(done, len(order))
         fit.add_gradients(b)
@@ -87,14 +87,14 @@ class _OutputFit:
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
         ]
-        self.moving = [moving for block in self._blocks for moving in block.moving]
+        self.fitted = [moved for block in self._blocks for moved in block.fitted]
 
     def store_moves(self) -> None:
         """Move the scales, to values that their formats store, and the vectors by their changes, which become 0."""
         with torch.no_grad():
-            for moving in self.moving:
-                moving.store_move()
-                moving.move.zero_()
+            for moved in self.fitted:
+                moved.store_move()
+                moved.move.zero_()
 
     def result(self) -> tuple[Matrices, dict[str, Array]]:
         """Return the matrices with the scales as stored, and the vectors by stored name."""
@@ -174,7 +174,7 @@ class _FittedBlock:
             }
 
     @property
-    def moving(self) -> list[_ScaledCodes | MovedVector]:
+    def fitted(self) -> list[_ScaledCodes | MovedVector]:
         """Scales, biases and other vectors, each with its change."""
         grids = [grid for grids in self._grids for grid in grids.values()]
         biases = [bias for bias in self._biases if bias is not None]

@@ -144,12 +144,12 @@ def build(
     for description in described:
         part = "".join(name for name in letters if name in description.of)
         factors = Factors(description.shapes, description.formats, home=home, stem=f"{description.of}_")
-        for names in _together(part, sizes) if description.kind in STACKS and not wiring.groups else part:
+        for names in _together(part, sizes) if description.kind in STACKS and not wiring.group_layout else part:
             layers[names] = MAKE[description.kind](description, factors, names, sizes)
     ordered = sorted(layers, key=lambda names: letters.index(names[0]))
     if len(ordered) == 1:
         return layers[ordered[0]]
-    return SideBySide([layers[names] for names in ordered], wiring.groups)
+    return SideBySide([layers[names] for names in ordered], wiring.group_layout)
 
 
 def _together(letters: str, sizes: Sizes) -> list[str]:

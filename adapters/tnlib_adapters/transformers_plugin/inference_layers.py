@@ -100,7 +100,7 @@ def _linear(layer: FactoredLinear | SideBySide) -> nn.Module:
 
 
 def _products(layer: FactoredLinear) -> _TwoLayers | None:
-    """Return the factors of a low-rank layer, with zeros up to a rank of `_VECTOR`s; None for another kind."""
+    """Return the factors of a low-rank layer, or None; zeros make its rank a multiple of `_VECTOR`."""
     inner_bias, bias = None, layer.added()
     if isinstance(layer, ContractedLinear) and layer.network == LOW_RANK:
         left = layer.part("left")

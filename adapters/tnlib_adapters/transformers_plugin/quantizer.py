@@ -179,8 +179,9 @@ class _FactoredModule(NamedTuple):
 
 def _wired(model: Any, config: TnlibConfig) -> tuple[Wiring, list[Description]]:
     """Return the wiring of a model and its factored matrices, checked as `open_checkpoint` checks them."""
-    wiring = wire(model.config.to_dict(), (), where="config.json", function="from_pretrained", prefix="", loaded=True)
-    return wiring, descriptions({KEY: vars(config)}, wiring.attention_modules, wiring.sizes) or []
+    function = "from_pretrained"
+    wiring = wire(model.config.to_dict(), (), where="config.json", function=function, prefix="", loaded=True)
+    return wiring, descriptions({KEY: vars(config)}, wiring.attention_modules, wiring.sizes, function) or []
 
 
 def _layers(model: nn.Module, wiring: Wiring, described: Sequence[Description]) -> list[_FactoredModule]:

@@ -234,17 +234,17 @@ def test_streams_that_are_missing_are_made_from_the_last_before_them(llama: Path
     assert all(torch.equal(streams.read(f"stream-{k}", 0), wanted[k]) for k in (2, n))
 
 
-@pytest.mark.parametrize("keeps_streams", [True, False])
-def test_streams_stay_for_the_fit_of_layers_alone(keeps_streams: bool, llama: Path) -> None:
+@pytest.mark.parametrize("keeps_inputs", [True, False])
+def test_streams_stay_for_the_fit_of_layers_alone(keeps_inputs: bool, llama: Path) -> None:
     model = open_running(llama)
     batches, n = model.batches(TEXT), len(model.layers)
-    streams = Streams(batches, model.sizes.d_model, keeps_inputs=keeps_streams)
+    streams = Streams(batches, model.sizes.d_model, keeps_inputs=keeps_inputs)
     moments_of = partial(RoundingMoments, model, batches, Workspace())
     passes = StatisticsPasses(model, find_uses(model, weights_in(model)), batches, streams, moments_of, quiet)
     of_group = dict(passes.run())
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}
-    assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_streams else (n,))}
+    assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_inputs else (n,))}
 
 
 def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluation:

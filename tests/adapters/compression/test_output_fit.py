@@ -76,18 +76,18 @@ def test_gradients_are_those_of_the_error(folder: Path, tmp_path: Path) -> None:
     """Along a random direction of all moves, beside a central difference of the error."""
     model, streams, matrices = rounded_model(folder, tmp_path)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    n_moves = [sum(moving.move.numel() for moving in block.moving) for block in fit._blocks]
+    n_moves = [sum(moved.move.numel() for moved in block.fitted) for block in fit._blocks]
     assert min(n_moves) > 0
     fit.add_gradients(0)
-    gradients = [moving.move.grad.clone() for moving in fit.moving]
+    gradients = [moved.move.grad.clone() for moved in fit.fitted]
     generator = torch.Generator().manual_seed(0)
     direction = [torch.sign(torch.randn(g.shape, generator=generator)) * (g != 0) for g in gradients]
     slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
     errors, step = [], 2e-3
     for sign in (1, -1):
         with torch.no_grad():
-            for moving, d in zip(fit.moving, direction, strict=True):
-                moving.move.copy_(sign * step * d)
+            for moved, d in zip(fit.fitted, direction, strict=True):
+                moved.move.copy_(sign * step * d)
         errors.append(fit.error([0]))
     batch = streams.batches[0]
     assert slope == pytest.approx((errors[0] - errors[1]) / (2 * step) / batch.n_tokens, rel=0.03)

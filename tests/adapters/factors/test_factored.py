@@ -203,6 +203,7 @@ IMPOSSIBLE: dict[str, FactoredMatrix] = {
     "two projections in one matrix": FactoredMatrix("low_rank", "qk", LOW_RANK),
     "projections in a part of another name": FactoredMatrix("dense", "q", {"whole": np.ones((D, D))}),
     "one projection in pairs": FactoredMatrix("heads", "q", HEADS_QK, (2, 2, 2)),
+    "a pair in the other order": FactoredMatrix("heads", "ov", HEADS_QK, (2, 2, 2)),
     "heads without ranks": FactoredMatrix("heads", "qk", HEADS_QK),
     "too few ranks": FactoredMatrix("heads", "qk", HEADS_QK, (3, 3)),
     "a rank that runs into the next head": FactoredMatrix("heads", "qk", HEADS_QK, (5, 1, 0)),

@@ -43,8 +43,8 @@ _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
 # dtype of the activations, and of accumulated sums
 _PARTS = {"reads": "F32", "slopes": "F32", "scales": "F64", "losses": "F64"}
-# streams, fitted blocks and factors beyond the memory of a run, also of one that was killed
-_OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|(fitted)?\d+\.safetensors|\..*\.partial")
+# streams and fitted blocks, also of a run that was killed
+_OF_RUN = re.compile(r"(stream|gradient|truncated)-\d+(\.partial)?|fitted\d+\.safetensors|\..*\.partial")
 
 
 class CalibrationFolder:

@@ -88,7 +88,7 @@ class LazyPart:
     def __init__(self, part: Factorised, workspace: Workspace) -> None:
         self.curves: list[Curve] = list(part.curves)
         self.fixed = part.fixed
-        self.load = _stored(part, workspace)
+        self.load = _store(part, workspace)
 
     def free(self) -> None:
         """Free the memory or the file of the factors, which cannot be loaded again; the curves stay."""
@@ -110,7 +110,7 @@ class _ArrayPickler(pickle.Pickler):
         return np.ascontiguousarray(value).__reduce_ex__(5) if is_copied else NotImplemented
 
 
-def _stored(value: Any, workspace: Workspace) -> Callable[[], Any]:
+def _store(value: Any, workspace: Workspace) -> Callable[[], Any]:
     """Return a function that makes an equal object from its arrays, in memory or in a file of the workspace.
 
     Arrays come back with rows or columns first as they were, for BLAS sums their products in the same order; symmetric
@@ -167,7 +167,7 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
             replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
             for matrix in (matrix.without_values() for matrix in matrices)
         ]
-        self._load[module] = _stored(copies, self.workspace)
+        self._load[module] = _store(copies, self.workspace)
 
     def order(self, modules: Iterable[str]) -> None:
         """Bring the modules into this order."""
