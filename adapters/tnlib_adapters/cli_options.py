@@ -88,7 +88,7 @@ _COMPRESSION = (
                   help="Requires --calibrate. Folder for the intermediate results of every block, from which an "
                   "interrupted run resumes. The statistics of the text stay there, for another size."),
     click.option("--max-memory", type=Bytes(), metavar="BYTES",
-                  help="Bound of the memory of the process, such as 4G or 4000M. Less is kept in memory, and where "
+                  help="Bound of the memory of the process, such as 4G or 4000M; the rest is in temporary files. Where "
                   "batches become smaller, the result changes."),
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
                   help="Passes over the text in which the result is fitted to the original: low, none; default, two "
