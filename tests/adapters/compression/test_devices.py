@@ -127,7 +127,7 @@ def fit_scales(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> N
     block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
-    moves = [moving.move for moving in block.moving]
+    moves = [moved.move for moved in block.fitted]
     assert len(moves) > len(matrices)
     assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}
     assert {move.grad.dtype for move in moves} == {torch.float32}
