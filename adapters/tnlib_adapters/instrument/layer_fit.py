@@ -115,10 +115,10 @@ def order_of_steps(batches: Sequence[int], n_steps: int, generator: torch.Genera
 def tables_in(model: RunningModel, tables: Mapping[str, Array], values: Group) -> Group:
     """Return the tables (in, out), by module, that are among the weights of a group, by their names in the model."""
     names = {id(parameter): name for name, parameter in model.model.named_parameters()}
-    found = {names[id(find_matrix(model, module).get_parameter("weight"))]: module for module in tables}
+    modules = {names[id(find_matrix(model, module).get_parameter("weight"))]: module for module in tables}
     return {
         name: torch.from_numpy(model.wiring.matrix(module).on_rows(tables[module])).to(model.device)  # not copied
-        for name, module in found.items()
+        for name, module in modules.items()
         if name in values
     }
 

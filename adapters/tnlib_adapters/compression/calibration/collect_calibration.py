@@ -177,9 +177,9 @@ def collect_calibration(
     collected = collect(passes, folder, weights, fits=fits)
     # without a name for the weights of a part, which would stay in memory while the next are read
     read = chain.from_iterable(starmap(partial(read_group, checkpoint), collected))
-    for made in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
-        parts |= {module: LazyPart(part, workspace) for module, part in made.items()}
-        del made  # before the next group is read
+    for by_module in workspace.workers.map(map(partial(partial, factorise.parts_of), read)):
+        parts |= {module: LazyPart(part, workspace) for module, part in by_module.items()}
+        del by_module  # before the next group is read
     return {own.module: parts[own.module] for own in weights}
 
 

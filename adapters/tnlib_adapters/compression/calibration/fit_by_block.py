@@ -151,8 +151,8 @@ def fit_scales(
     show = partial(request.run.progress, "fitting scales to the output")
     with_vectors = request.what in ("all", "linear")
     fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
-    whole = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
-    return whole, vectors
+    with_values = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
+    return with_values, vectors
 
 
 def fit_blocks(

@@ -115,7 +115,7 @@ Decompositions = Callable[[WeightGroup], Iterable[Callable[[], Components]]]
 
 
 class GroupFactorisation(NamedTuple):
-    """How the weights of a group are factorised: by statistics for rounding, or by components with measured losses."""
+    """Factorisation of the weights of a group: by statistics for rounding, or by components with measured losses."""
 
     parts_of: Callable[[WeightGroup], Mapping[str, Factorised]]  # group -> its factorised modules
     decompositions: Decompositions | None = None  # block -> the decomposition of each of its weights by its moments
