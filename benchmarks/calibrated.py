@@ -229,6 +229,7 @@ def open_factored(folder: Path) -> RunningModel:
     import torch
     from tnlib_adapters.attention.layer_arguments import wire_model
     from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
+    from tnlib_adapters.files.process_memory import BATCH_TOKENS
     from tnlib_adapters.files.tokenizer import OFFLINE, load_tokenizer
     from tnlib_adapters.instrument.running_model import RunningModel, running_layers
     from transformers import AutoModel, AutoModelForCausalLM
@@ -237,7 +238,8 @@ def open_factored(folder: Path) -> RunningModel:
     model = loader.from_pretrained(folder, **OFFLINE, dtype=torch.float32).eval().requires_grad_(False)
     wiring, tokenizer = wire_model(model, "tune"), load_tokenizer("tune", folder)
     without_weights: Any = None  # those of the model are trained, and not read from its folder
-    return RunningModel(model, tokenizer, wiring, running_layers(model, wiring), without_weights, 256, "tune", 1024)
+    layers = running_layers(model, wiring)
+    return RunningModel(model, tokenizer, wiring, layers, without_weights, 256, "tune", BATCH_TOKENS)
 
 
 def tune(
