@@ -1,4 +1,4 @@
-"""Left singular vectors and singular values of long matrices, from Gram matrices."""
+"""Left singular vectors and singular values of long matrices, and leading ones of any, from Gram matrices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import numpy as np
 
 from tnlib._array_api import permute, reshape, to_host
 from tnlib._typing import Array
-from tnlib.linalg.gram import gram
+from tnlib.linalg.gram import gram, project
 from tnlib.linalg.thin_svd import thin_svd
+from tnlib.linalg.threads import all_blas_threads, parallel_matmul
 
 _SHORT = 1 << 13  # entries; a decomposition of fewer costs no more than a Gram matrix
 _BLOCK = 1 << 21  # entries that are rotated at a time
+# Real matrices from this side on, and complex ones this many times longer, take 0.1 to 0.7 of the time of gesdd up to
+# this part of the side as rank.
+_LEAST_SIDE, _COMPLEX_RATIO, _PART = 64, 2, 4
+_EXCEEDED = 100  # error estimates; the discarded norm is the smallest one to half the square of their quotient
 
 
 class LeftSVD(NamedTuple):
@@ -22,6 +27,40 @@ class LeftSVD(NamedTuple):
     u: Array  # (m, k), orthonormal columns
     s: Array  # (k,), descending
     error_estimate: float  # of the norms of tails of s: the squares of these are right to error_estimate^2
+
+
+class LeadingSVD(NamedTuple):
+    """Leading singular vectors, a few more singular values, and the norm of the part outside of their spaces."""
+
+    u: Array  # (m, rank)
+    s: Array  # (l,), l > rank; the last ones are less accurate
+    vh: Array  # (rank, n)
+    residual: float
+    resolution: float = 0.0  # relative difference of values that may be equal, where it is above roundoff
+
+
+def leading_svd(a: Array, rank: int, *, norm: float, negligible: float) -> LeadingSVD | None:
+    """Return the leading `rank` singular vectors of `a` (m, n), or None where LAPACK is faster or more accurate.
+
+    The Gram matrix of the shorter side determines their space, in which they are those of a projection with a few more
+    rows than `rank`. Its rounding errors change the discarded norm by their squares, so that it is the smallest one
+    where it is not small. `norm` is the Frobenius norm of `a`; errors up to `negligible` count as roundoff.
+    """
+    m, n = a.shape
+    short, count = min(m, n), rank + 1
+    too_square = a.dtype.kind == "c" and max(m, n) < _COMPLEX_RATIO * short
+    if short < _LEAST_SIDE or count * _PART > short or too_square:
+        return None
+    wide = a if m <= n else np.ascontiguousarray(a.T)
+    with all_blas_threads():
+        left = left_svd(wide[None], exact=False)
+    basis = left.u[:, :count]
+    small, residual = project(basis, wide, size=norm, negligible=negligible)  # l n
+    if negligible < residual < _EXCEEDED * left.error_estimate:
+        return None
+    u, s, vh = thin_svd(small)
+    u, vh = parallel_matmul(basis, u[:, :rank]), vh[:rank]
+    return LeadingSVD(u, s, vh, residual) if m <= n else LeadingSVD(vh.T, s, u.T, residual)
 
 
 def left_svd(a: Array, *, exact: bool) -> LeftSVD:

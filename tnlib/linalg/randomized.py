@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.gram import gram, project, times_adjoint
-from tnlib.linalg.gram_svd import LeftSVD, left_svd
+from tnlib.linalg.gram_svd import LeadingSVD, LeftSVD, left_svd
 from tnlib.linalg.scaling import shift
 from tnlib.linalg.thin_svd import thin_svd
 from tnlib.linalg.threads import parallel_matmul
@@ -19,6 +19,7 @@ from tnlib.linalg.truncation import tail_norms
 _SMALLEST_SIDE = 512  # of a matrix for which an iteration is worth its products
 _PART = 5  # of the smaller side: with more vectors than this part of it LAPACK is as fast
 _SETTLED = 1e-3  # relative distance to the smallest error at which the iteration ends
+_RESOLUTION = 1e-4  # relative difference of singular values that the iteration resolves
 _STEPS = 8
 _IN_RANGE = 12  # powers of two, of 127 in single precision
 _FAINT = 1e-5  # relative: a Gram matrix does not determine smaller singular values
@@ -26,16 +27,7 @@ _SPENT = 1e-7  # relative: columns with smaller diagonals of the Cholesky factor
 _COARSE = 1e-3  # of the squares: single precision then determines the discarded part to a part in a thousand
 
 
-class RandomizedSVD(NamedTuple):
-    """Leading singular vectors, a few more singular values, and the norm of the part outside of their spaces."""
-
-    u: Array  # (m, rank)
-    s: Array  # (l,), l > rank; the last ones are less accurate
-    vh: Array  # (rank, n)
-    residual: float
-
-
-def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> RandomizedSVD | None:
+def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> LeadingSVD | None:
     """Return the leading `rank` singular vectors of `a` (m, n), or None where LAPACK is faster or more accurate.
 
     Subspace iteration (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review 53 (2011),
@@ -69,7 +61,7 @@ def randomized_svd(a: Array, rank: int, *, norm: float, negligible: float) -> Ra
             vh = _adjoint(_orthonormal(_adjoint(vh), roughly=False))
     else:
         u, s, vh = thin_svd(small)
-    return RandomizedSVD(parallel_matmul(q, u[:, :rank]), s, vh[:rank], residual)
+    return LeadingSVD(parallel_matmul(q, u[:, :rank]), s, vh[:rank], residual, _RESOLUTION)
 
 
 def standard_normal(shape: Sequence[int], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
@@ -99,7 +91,7 @@ def _iterate(a: Array, rank: int, count: int, norm: float, negligible: float) ->
     return None
 
 
-def _ritz(x: Array, y: Array, rank: int, norm: float) -> RandomizedSVD:
+def _ritz(x: Array, y: Array, rank: int, norm: float) -> LeadingSVD:
     """Return the singular values and vectors of `a` in the span of x (n, l), nearly orthonormal, from y = a x."""
     to_orthonormal = _adjoint(np.linalg.inv(np.linalg.cholesky(_column_gram(x))))
     values, vectors = np.linalg.eigh(_adjoint(to_orthonormal) @ _column_gram(y) @ to_orthonormal)
@@ -107,7 +99,7 @@ def _ritz(x: Array, y: Array, rank: int, norm: float) -> RandomizedSVD:
     to_ritz = to_orthonormal @ vectors[:, : -rank - 1 : -1]
     u = parallel_matmul(y.astype(to_ritz.dtype), to_ritz / s[:rank])  # m [l] rank
     vh = parallel_matmul(_adjoint(to_ritz), _adjoint(x).astype(to_ritz.dtype))  # rank [l] n
-    return RandomizedSVD(u, s, vh, math.sqrt(max(0.0, norm**2 - float(values.sum()))))
+    return LeadingSVD(u, s, vh, math.sqrt(max(0.0, norm**2 - float(values.sum()))), _RESOLUTION)
 
 
 def _adjoint(a: Array) -> Array:

@@ -9,8 +9,9 @@ import threadpoolctl
 from format_cases import SPECTRA
 from slow_cases import mostly_slow
 
+import tnlib
 from tnlib.linalg.gram import KERNEL_WORK
-from tnlib.linalg.gram_svd import LeftSVD, left_svd
+from tnlib.linalg.gram_svd import LeftSVD, leading_svd, left_svd
 
 EPS = oracles.eps(np.float64)
 
@@ -136,3 +137,45 @@ def test_the_error_estimate_of_zero_is_zero() -> None:
         oracles.assert_isometric(svd.u)
         assert not svd.s.any()
         assert svd.error_estimate == 0
+
+
+LEADING = {
+    "1 / k": lambda k: 1 / (1.0 + k),
+    "exponential": lambda k: np.exp(-k / 4),
+    "flat": lambda k: np.ones(len(k)),
+    "step at 16": lambda k: np.where(k < 16, 1.0, 1e-3),
+    "step below resolution": lambda k: np.where(k < 16, 1.0, 1e-9),
+}
+
+
+@oracles.each_dtype
+@pytest.mark.parametrize("shape", [(130, 100), (64, 400), (2000, 90)], ids=str)
+@pytest.mark.parametrize("spectrum", LEADING)
+def test_leading_singular_vectors(spectrum: str, shape: tuple[int, int], dtype: np.dtype) -> None:
+    """Those of LAPACK in `svd`, by whichever way: errors are the smallest ones at the rank, and known."""
+    rank, eps = 16, oracles.eps(dtype)
+    a = oracles.with_spectrum(LEADING[spectrum](np.arange(min(shape))), *shape, dtype)
+    s = np.linalg.svd(oracles.wide(a), compute_uv=False)
+    fit, _ = oracles.quietly(lambda: tnlib.svd(a, max_rank=rank))
+    oracles.assert_fit(fit, a)
+    oracles.assert_gauge(fit.value)
+    kept = fit.value.ranks[0]
+    assert kept == min(rank, int(np.count_nonzero(s > 32 * eps * np.linalg.norm(s))))
+    best = np.linalg.norm(s[kept:]) / np.linalg.norm(s)
+    assert best - 64 * eps <= oracles.true_error(a, fit.value) <= best * (1 + 1e-4) + 64 * eps
+    np.testing.assert_allclose(fit.value.s, s[:kept], rtol=0, atol=64 * eps * s[0])
+    assert bool(fit.notes) == (spectrum == "flat"), "equal values on both sides of the cut"
+
+
+def test_leading_vectors_are_left_to_lapack() -> None:
+    """Where the discarded part is below the resolution of a Gram matrix, and where LAPACK is faster."""
+    long = oracles.with_spectrum(LEADING["1 / k"](np.arange(64)), 64, 400)
+    for a, rank, admitted in (
+        (long, 15, True),
+        (long, 16, False),
+        (long[:60], 4, False),
+        (oracles.with_spectrum(LEADING["step below resolution"](np.arange(80)), 100, 80), 16, False),
+        (oracles.with_spectrum(LEADING["1 / k"](np.arange(80)), 100, 80, np.complex128), 16, False),
+    ):
+        leading = leading_svd(a, rank, norm=oracles.norm(a), negligible=1e-15)
+        assert (leading is not None) == admitted

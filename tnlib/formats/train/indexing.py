@@ -14,8 +14,8 @@ from tnlib.linalg.scaling import Scaled
 
 def parse_index(name: str, index: Any, shape: tuple[int, ...]) -> list[int | slice]:
     """Return a non-negative integer or a slice for every leg; an ellipsis and missing legs stand for whole legs."""
-    sized = zip(index, shape, strict=True) if type(index) is tuple and len(index) == len(shape) else [(None, 0)]
-    if all(type(k) is int and 0 <= k < n for k, n in sized):
+    is_full = type(index) is tuple and len(index) == len(shape)
+    if is_full and set(map(type, index)) == {int} and min(index) >= 0 and all(map(operator.lt, index, shape)):
         return list(index)
     items = list(index) if isinstance(index, tuple) else [index]
     ellipses = [k for k, item in enumerate(items) if item is Ellipsis]
