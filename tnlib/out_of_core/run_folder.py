@@ -88,8 +88,8 @@ class RunFolder:
         if not self.is_resumable:
             return None
         stored = self._as_stored(self._path(f"pass-{name}.npz"))
-        gone = self._path("").glob(f"*{_GONE}")
-        removed = [file.stem for file in gone if name in file.read_bytes().decode("ascii", "replace").split()]
+        markers = self._path("").glob(f"*{_GONE}")
+        removed = [file.stem for file in markers if name in file.read_bytes().decode("ascii", "replace").split()]
         if stored is None and removed:
             raise ArgumentError(
                 f"{self._function}: storage.folder must hold the files that the interrupted run left, got others in "

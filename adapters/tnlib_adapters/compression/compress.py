@@ -285,10 +285,10 @@ def factorise(
                 applied = row if own.role in row.applies_to else TABLE["matrix"]
                 yield partial(_factorise_module, applied, own.read(), 0 if own.bias is None else own.bias.size)
 
-    made = workspace.workers.map(calls())
+    factorised = workspace.workers.map(calls())
     for done, module in enumerate(modules):
         progress("factorising", done, len(modules))
-        parts[module] = LazyPart(next(made), workspace)
+        parts[module] = LazyPart(next(factorised), workspace)
     progress("factorising", len(modules), len(modules))
     return Factorisation(
         method,

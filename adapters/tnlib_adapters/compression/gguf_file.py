@@ -186,7 +186,7 @@ def _pre_tokenizer(content: Any) -> str | None:
     """Return the name of llama.cpp for an entry of tokenizer.json."""
     steps = (content or {}).get("pretokenizers", [content])
     for name, wanted in _PRE_TOKENIZERS.items():
-        if len(steps) == len(wanted) and all(given | step == given for given, step in zip(steps, wanted, strict=True)):
+        if len(steps) == len(wanted) and all(step | needed == step for step, needed in zip(steps, wanted, strict=True)):
             return name
     return None
 

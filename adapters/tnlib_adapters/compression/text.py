@@ -111,10 +111,10 @@ def _token_ids(function: str, parameter: str, file: Path) -> list[Document]:
     except (ValueError, EOFError, OSError, SyntaxError):
         ids = None
     if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
-        got = "another file" if ids is None else f"{ids.dtype} of shape {getattr(ids, 'shape', None)}"
+        content = "another file" if ids is None else f"{ids.dtype} of shape {getattr(ids, 'shape', None)}"
         raise ArgumentError(
-            f"{function}: {parameter} must hold integers (tokens,) or (documents, tokens), got {got} in {file}; save "
-            "token ids by numpy.save, or pass text."
+            f"{function}: {parameter} must hold integers (tokens,) or (documents, tokens), got {content} in {file}; "
+            "save token ids by numpy.save, or pass text."
         )
     rows: Array = np.atleast_2d(ids).astype(np.int64)
     return list(rows)

@@ -110,10 +110,10 @@ def _codes(stored: Array, loaded: Array, width: Width, words: Array) -> Array:
             word |= np.uint64(stored[len(width) * k + byte]) << np.uint64(8 * byte)
         words[k] = word
     bits = np.uint64(len(width))
-    one = np.uint64(1)
-    half = (one << (4 * bits)) - one
-    quarter = ((one << (2 * bits)) - one) * np.uint64(0x0000000100000001)
-    eighth = ((one << bits) - one) * np.uint64(0x0001000100010001)
+    bit = np.uint64(1)
+    half = (bit << (4 * bits)) - bit
+    quarter = ((bit << (2 * bits)) - bit) * np.uint64(0x0000000100000001)
+    eighth = ((bit << bits) - bit) * np.uint64(0x0001000100010001)
     for k in range(len(words)):
         word = words[k]
         word = (word & half) | ((word >> (4 * bits)) & half) << np.uint64(32)

@@ -99,18 +99,18 @@ class ModelWeight:
 
 def weights_of(wiring: Wiring, tensors: Mapping[str, TensorInfo]) -> list[ModelWeight]:
     """Return the weights of a model: projections of all layers, other matrices of all blocks, and those outside."""
-    found = list[tuple[str, str, str, int, Linear]]()
+    rows = list[tuple[str, str, str, int, Linear]]()
     for k, (module, layer) in enumerate(zip(wiring.attention_modules, wiring.layers, strict=True)):
         projections = {} if layer.attention.latent else layer.attention.projections
         linears = {of: linear for letters, linear in projections.items() for of in letters}
-        found += [(module, of, ATTENTION, k, linears[of]) for of in NAMES if of in linears]
+        rows += [(module, of, ATTENTION, k, linears[of]) for of in NAMES if of in linears]
     for k, layer in enumerate(wiring.layers):
-        found += [(matrix.name, "", ATTENTION, k, matrix) for matrix in layer.latent_matrices]
-        found += [(matrix.name, "", FEED_FORWARD, k, matrix) for matrix in layer.feed_forward_matrices]
+        rows += [(matrix.name, "", ATTENTION, k, matrix) for matrix in layer.latent_matrices]
+        rows += [(matrix.name, "", FEED_FORWARD, k, matrix) for matrix in layer.feed_forward_matrices]
     for name, matrix in wiring.matrices.items() if wiring.reads == "tokens" else ():
         if wiring.is_embedding(name) or wiring.is_unembedding(name):
-            found.append((name, "", EMBEDDING if wiring.is_embedding(name) else UNEMBEDDING, OUTSIDE, matrix))
-    return [ModelWeight(*own, wiring, tensors) for own in found]
+            rows.append((name, "", EMBEDDING if wiring.is_embedding(name) else UNEMBEDDING, OUTSIDE, matrix))
+    return [ModelWeight(*own, wiring, tensors) for own in rows]
 
 
 def tensors_of(weights: Iterable[ModelWeight]) -> dict[str, TensorInfo]:

@@ -261,14 +261,14 @@ def table_components(weight: Array, uses: Sequence[tuple[Array, Array]]) -> Comp
     rows, columns = nearest_kronecker_product([(a.astype(np.float64), b.astype(np.float64)) for a, b in uses])
     root, inverse = moment_roots(columns)
     gram = root @ rows @ root.T
-    found = _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
-    second = found.right.T.astype(np.float64)
+    components = _along_eigenvectors(weight, gram / (gram.max() or 1.0), inverse, weight.dtype, through=root.T)
+    second = components.right.T.astype(np.float64)
     v = root @ second
     first = root.T @ v / np.maximum((v**2).sum(0), np.finfo(np.float64).tiny)  # left = weight @ first
     losses = np.zeros(len(v))
     for of_inputs, of_gradients in uses:
         losses += _of_columns(first, of_inputs) * _of_columns(second, of_gradients)
-    return found.with_losses(losses)
+    return components.with_losses(losses)
 
 
 def _of_columns(x: Array, moments: Array) -> Array:

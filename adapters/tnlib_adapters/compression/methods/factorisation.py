@@ -266,10 +266,10 @@ class Factorisation:
         self, options: Mapping[str, Sequence[int]], progress: Progress
     ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         calls = (partial(part.load().matrices, options[module]) for module, part in self.parts.items())
-        made, stage = self.workspace.workers.map(calls), "rounding weights" if self.in_bits else "choosing factors"
+        results, stage = self.workspace.workers.map(calls), "rounding weights" if self.in_bits else "choosing factors"
         for done, module in enumerate(self.parts):
             progress(stage, done, len(options))
-            yield module, next(made)  # without a name, which would keep it in memory while the next is made
+            yield module, next(results)  # without a name, which would keep it in memory while the next is made
         progress(stage, len(options), len(options))
 
     def _freeing(self, chosen: Chosen) -> Iterator[tuple[str, list[FactoredMatrix]]]:

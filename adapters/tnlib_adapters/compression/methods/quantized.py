@@ -221,8 +221,8 @@ class QuantizedWeight:
 
     def packed(self, integers: tuple[Integers, ...], bias: Array | None = None) -> FactoredMatrix:
         """Return the factored matrix of the rounded parts of the weight, see `weight_of_parts`."""
-        whole = len(integers) == 1
-        kind, names = ("dense", (whole_part(self._of),)) if whole else ("low_rank", ("left", "right"))
+        is_whole = len(integers) == 1
+        kind, names = ("dense", (whole_part(self._of),)) if is_whole else ("low_rank", ("left", "right"))
         parts = dict(zip(names, integers, strict=True))
         arrays = {part: integer.values() for part, integer in parts.items()} | ({} if bias is None else {"bias": bias})
         return FactoredMatrix(kind, self._of, arrays).with_integers(parts)
@@ -231,8 +231,8 @@ class QuantizedWeight:
         """Return the weight in the form of an option."""
         chosen = self.options[option]
         if chosen.rank is None:
-            whole = round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes)
-            return RoundedProduct((whole,), (self.weight,))
+            rounded = round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes)
+            return RoundedProduct((rounded,), (self.weight,))
         return self._product(self._components(), chosen.rank, chosen.form.bits)
 
     def _whole(self) -> list[Option]:

@@ -156,14 +156,19 @@ def tt_cross(
     if not best.converged:
         if max_rank is not None and max(best.value.ranks) == max_rank:
             reason = f"max_rank={max_rank} is reached, raise it"
-        text = f"tt_cross: the error is estimated as {best.error:.3g} and misses rtol={tolerance:.3g}: {reason}."
-        if search.is_zero:
-            text = (
-                f"tt_cross: f is zero at all of the {cached.n_calls:,} points where it was evaluated, and may not be "
-                "elsewhere; pass pivots, indices where it is not, or raise max_calls."
-            )
+        text = _missed(best, tolerance, reason, is_zero=search.is_zero)
         warnings.warn(text, ConvergenceWarning, stacklevel=3)
     return best
+
+
+def _missed(best: Fit[TensorTrain], tolerance: float, reason: str, *, is_zero: bool) -> str:
+    """Return the warning about a fit that has not converged."""
+    if is_zero:
+        return (
+            f"tt_cross: f is zero at all of the {best.n_calls:,} points where it was evaluated, and may not be "
+            "elsewhere; pass pivots, indices where it is not, or raise max_calls."
+        )
+    return f"tt_cross: the error is estimated as {best.error:.3g} and misses rtol={tolerance:.3g}: {reason}."
 
 
 def _reason_of_budget(max_calls: int, longest: int) -> str:
