@@ -341,7 +341,7 @@ class TensorTrain(Train):
             )
         return NotImplemented
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Sizes (n[0], ..., n[d-1]) of the outer legs."""
         return tuple([core.shape[1] for core in self.cores])
