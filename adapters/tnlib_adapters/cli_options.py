@@ -73,7 +73,7 @@ _COMPRESSION = (
                   "matrices of the feed-forward layers."),
     click.option("--method", type=click.Choice(tuple(TABLE)),
                   show_default="with --calibrate: calibrated for --keep or --flops without --bits, else quantized; "
-                  "without --calibrate: heads, or matrix with --what mlp",
+                  "without --calibrate: heads, or matrix with --what mlp or with --store alone",
                   help="Compression method; see Methods below."),
     click.option("--calibrate", type=click.Path(path_type=Path), metavar="TEXT",
                   help="Calibration data, representative of the model's use: a text file, JSON Lines (*.jsonl) with "

@@ -163,10 +163,13 @@ def collect_calibration(
     if folder is not None:
         folder.claim(origin_of(model, uses, sample, streams.batches, request.method))
 
-    def decompose(of_group: Decompositions, keys: Collection[str], moments: Statistics) -> dict[str, Components]:
+    def decompose(
+        of_group: Decompositions, keys: Collection[str], moments: Statistics
+    ) -> Iterator[tuple[str, Components]]:
         of_block = [own for own in weights if own.key in keys]
-        calls = chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments)))
-        return dict(zip((own.key for own in of_block), workspace.workers.map(calls), strict=True))
+        results = workspace.workers.map(chain.from_iterable(map(of_group, read_group(checkpoint, of_block, moments))))
+        for own in of_block:
+            yield own.key, next(results)  # without a name, which would keep it in memory while the next is computed
 
     moments_of: MomentsOf = partial(RoundingMoments, model, sample, workspace)
     if factorise.decompositions is not None:

@@ -28,7 +28,7 @@ import torch
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import Components, damped, second_moments
-from tnlib_adapters.compression.methods.out_of_core import StoredArrays, Workspace
+from tnlib_adapters.compression.methods.out_of_core import StoredArrays, StoredObjects, Workspace
 from tnlib_adapters.files.process_memory import BATCH_TOKENS
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.weight_inputs import WeightUses
@@ -218,8 +218,8 @@ class RoundingMoments(GroupMoments):
         return scales
 
 
-# keys of weights in one block, and their moments -> their components by key
-Decompose = Callable[[Collection[str], Statistics], Mapping[str, Components]]
+# keys of weights in one block, and their moments -> each key and its components
+Decompose = Callable[[Collection[str], Statistics], Iterable[tuple[str, Components]]]
 
 
 class ComponentMoments(GroupMoments):
@@ -236,14 +236,16 @@ class ComponentMoments(GroupMoments):
         uses: WeightUses,
     ) -> None:
         super().__init__(model, batches, workspace, uses)
-        self._decompose = decompose
+        self._decompose, self._workspace = decompose, workspace
 
     def finish(self) -> Statistics:
         """Return the moments, the components of weights inside a block and their losses, and scales of the others."""
         statistics = super().finish()
-        components = dict(self._decompose(self._inside, statistics)) if self._inside else {}
-        losses = {key: self._losses(key, of_weight) for key, of_weight in components.items()}
-        ordered = {key: components.pop(key).with_losses(losses[key]) for key in list(components)}  # one copy at a time
+        losses, ordered = dict[str, Array](), StoredObjects(self._workspace)
+        for key, components in self._decompose(self._inside, statistics) if self._inside else ():
+            losses[key] = self._losses(key, components)
+            ordered.add(key, components.with_losses(losses[key]))
+            del components  # before the next weight is decomposed
         return replace(statistics, losses=losses, components=ordered)
 
     def _losses(self, key: str, components: Components) -> Array:

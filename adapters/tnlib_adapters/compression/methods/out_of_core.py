@@ -152,13 +152,34 @@ class StoredArrays(Mapping[str, Array]):
         return len(self._stored)
 
 
+class StoredObjects(Mapping[str, Any]):
+    """Objects by name, made of their arrays in memory or in files at every access."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._load: dict[str, Callable[[], Any]] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Store an object."""
+        self._load[name] = _store(value, self._workspace)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._load[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._load)
+
+    def __len__(self) -> int:
+        return len(self._load)
+
+
 class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
     """Module path -> factored matrices, in memory or in files, read again at every access."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.descriptions: dict[str, list[Description]] = {}  # of all modules, always in memory
-        self._load: dict[str, Callable[[], list[FactoredMatrix]]] = {}
+        self._stored = StoredObjects(workspace)
 
     def add(self, module: str, matrices: Sequence[FactoredMatrix]) -> None:
         """Store the matrices of a module, as copies: factors are often views of those of full rank."""
@@ -167,14 +188,14 @@ class StoredMatrices(Mapping[str, Sequence[FactoredMatrix]]):
             replace(matrix, arrays={part: np.array(a, order="C") for part, a in matrix.arrays.items()})
             for matrix in (matrix.without_values() for matrix in matrices)
         ]
-        self._load[module] = _store(copies, self.workspace)
+        self._stored.add(module, copies)
 
     def order(self, modules: Iterable[str]) -> None:
         """Bring the modules into this order."""
         self.descriptions = {module: self.descriptions[module] for module in modules}
 
     def __getitem__(self, module: str) -> Sequence[FactoredMatrix]:
-        return [matrix.with_integers(matrix.integers) for matrix in self._load[module]()]
+        return [matrix.with_integers(matrix.integers) for matrix in self._stored[module]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.descriptions)
