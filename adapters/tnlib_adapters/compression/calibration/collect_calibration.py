@@ -130,6 +130,7 @@ class StatisticsPasses:
             sums.add(batch, reads, slopes)
             del x, gradient, reads, slopes, at_stream  # those of the last batch, while sums are finished
         self._streams.finish(f"gradient-{k}")
+        self._model.drop()  # decompositions read the weights of the block themselves, and take the memory
         return sums.finish()
 
     def _at_input(self, sums: GroupMoments, uses: WeightUses) -> None:
