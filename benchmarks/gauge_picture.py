@@ -38,7 +38,7 @@ def main() -> None:
     source = smollm2_or_exit()
     folded = tnlib_adapters.fold(tnlib_adapters.open_checkpoint(source)).checkpoint
     models = {"trained": folded, "chosen": tnlib_adapters.choose_gauge(folded).checkpoint}
-    figure = Figure(figsize=(8.9, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.5, 3.4), layout="constrained")
     entries, spectra = figure.subplots(1, 2)
     for name, model in models.items():
         gate, values = weights_of(model)
