@@ -81,7 +81,7 @@ def picture(found: dict[str, dict[str, np.ndarray]], file: Path) -> None:
     """Draw the sums up to every order, relative to the total: medians, quartiles shaded."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     axes = figure.subplots(2, len(found), sharex="row", squeeze=False)
     for column, (task, of_task) in enumerate(found.items()):
         for row, (counted, longest) in enumerate((("heads", 8), ("all", 30))):
@@ -96,7 +96,7 @@ def picture(found: dict[str, dict[str, np.ndarray]], file: Path) -> None:
                 panel.set_yscale("symlog", linthresh=2)
             if row == 0:
                 panel.set_title(task, fontsize=11)
-            layers = "attention layers" if counted == "heads" else "layers of both kinds"
+            layers = "attention layers" if counted == "heads" else "layers"
             panel.set_xlabel(f"{layers} on a path, at most", fontsize=9)
             if column == 0:
                 panel.set_ylabel("sum of these paths / total", fontsize=9)
