@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "measurements.md"
 # pages and sections whose tables have no measured values
 OTHERS = {"choose", "choose-states", "conventions", "gallery", "gauges", "limits", "other-packages"}
-OTHER_SECTIONS = {"Passes", "Fewer bits"}
+OTHER_SECTIONS = {"Passes", "Fewer bits", "Looking inside a checkpoint"}
 VALUE = re.compile(r"\d\.\d|\de-\d|\d,\d{3}")
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 ABOUT = """\

@@ -45,8 +45,6 @@ def equal_groups(s: Array, tolerance: float | Array) -> list[slice]:
     """
     values = s.tolist()
     tolerances = tolerance.tolist() if isinstance(tolerance, np.ndarray) else [tolerance] * len(values)
-    if min(map(operator.sub, values, values[1:]), default=math.inf) > max(tolerances, default=0.0):
-        return []  # most spectra, in a fifth of the time
     groups, start = [], 0
     for k in range(1, len(values) + 1):
         if k == len(values) or values[start] - values[k] > tolerances[start]:

@@ -15,10 +15,10 @@ from tnlib.linalg.threads import all_blas_threads, parallel_matmul
 
 _SHORT = 1 << 13  # entries; a decomposition of fewer costs no more than a Gram matrix
 _BLOCK = 1 << 21  # entries that are rotated at a time
-# Real matrices from this side on, and complex ones this many times longer, take 0.1 to 0.7 of the time of gesdd up to
-# this part of the side as rank.
+# Shorter side, ratio of the sides of complex matrices, and part of the shorter side up to which the rank may be, where
+# leading vectors by a Gram matrix take 0.1 to 0.7 of the time of gesdd.
 _LEAST_SIDE, _COMPLEX_RATIO, _PART = 64, 2, 4
-_EXCEEDED = 100  # error estimates; the discarded norm is the smallest one to half the square of their quotient
+_RESOLVED = 100  # times the error estimate: such a discarded norm exceeds the smallest one by less than 1 / 20,000
 
 
 class LeftSVD(NamedTuple):
@@ -42,21 +42,21 @@ class LeadingSVD(NamedTuple):
 def leading_svd(a: Array, rank: int, *, norm: float, negligible: float) -> LeadingSVD | None:
     """Return the leading `rank` singular vectors of `a` (m, n), or None where LAPACK is faster or more accurate.
 
-    The Gram matrix of the shorter side determines their space, in which they are those of a projection with a few more
-    rows than `rank`. Its rounding errors change the discarded norm by their squares, so that it is the smallest one
-    where it is not small. `norm` is the Frobenius norm of `a`; errors up to `negligible` count as roundoff.
+    They are those of the projection of `a` on the `rank` + 1 leading eigenvectors of the Gram matrix of its shorter
+    side. Rounding errors of the Gram matrix raise the square of the discarded norm by the square of the error estimate
+    at most; None where that matters. `norm` is the Frobenius norm of `a`; errors up to `negligible` count as roundoff.
     """
     m, n = a.shape
     short, count = min(m, n), rank + 1
     too_square = a.dtype.kind == "c" and max(m, n) < _COMPLEX_RATIO * short
     if short < _LEAST_SIDE or count * _PART > short or too_square:
         return None
-    wide = a if m <= n else np.ascontiguousarray(a.T)
+    wide = np.ascontiguousarray(a if m <= n else a.T)
     with all_blas_threads():
         left = left_svd(wide[None], exact=False)
     basis = left.u[:, :count]
     small, residual = project(basis, wide, size=norm, negligible=negligible)  # l n
-    if negligible < residual < _EXCEEDED * left.error_estimate:
+    if negligible < residual < _RESOLVED * left.error_estimate:
         return None
     u, s, vh = thin_svd(small)
     u, vh = parallel_matmul(basis, u[:, :rank]), vh[:rank]

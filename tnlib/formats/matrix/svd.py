@@ -63,9 +63,9 @@ def svd(
     -------
     Fit[SVD]
         `u` with orthonormal columns and positive leading entries, `s` descending, `vh` with orthonormal rows. The error
-        is the smallest one at that rank (Eckart and Young, 1936). For a `max_rank` without `rtol` that is small beside
-        the matrix, the space of the vectors is that of a Gram matrix, whose error is larger by less than a part in
-        10,000, or of subspace iteration, by usually less than a part in 1,000.
+        is the smallest one at that rank (Eckart and Young, 1936). Without `rtol`, and for a `max_rank` of at most a
+        quarter of the shorter side, a Gram matrix is used, whose error is larger by less than a part in 10,000, or, for
+        a large matrix, subspace iteration, whose error is usually larger by less than a part in 1,000.
 
     References
     ----------
@@ -135,8 +135,9 @@ def _truncated_svd(
     budget = TruncationBudget(norm, rtol, [min(matrix.shape)], matrix.dtype, max_rank)
     leading = None
     if max_rank is not None and rtol is None:  # with a tolerance the rank is not known beforehand
-        known = {"norm": norm, "negligible": budget.negligible}
-        leading = randomized_svd(matrix, max_rank, **known) or leading_svd(matrix, max_rank, **known)
+        leading = randomized_svd(matrix, max_rank, norm=norm, negligible=budget.negligible)
+        if leading is None:
+            leading = leading_svd(matrix, max_rank, norm=norm, negligible=budget.negligible)
     if leading is None:
         u, s, vh = thin_svd(matrix)
         rank = budget.truncate(s)

@@ -242,7 +242,7 @@ class ComponentMoments(GroupMoments):
         """Return the moments, the components of weights inside a block and their losses, and scales of the others."""
         statistics = super().finish()
         losses, ordered = dict[str, Array](), StoredObjects(self._workspace)
-        for key, components in self._decompose(self._inside, statistics) if self._inside else ():
+        for key, components in self._decompose(self._inside, statistics):
             losses[key] = self._losses(key, components)
             ordered.add(key, components.with_losses(losses[key]))
             del components  # before the next weight is decomposed

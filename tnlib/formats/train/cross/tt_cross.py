@@ -100,11 +100,10 @@ def tt_cross(
         root mean square of :math:`f - t`, t the train, over fresh random indices, half of them uniform and half drawn
         from :math:`|t|^2`, weighted so that its expectation is the Frobenius norm, plus two standard errors. The last
         note states the fraction of the entries below which a feature may be missed by these indices, at a confidence of
-        0.99; the error does not contain such a feature. Tensors of up to 4096 entries, and those of
-        which a third has been evaluated, are evaluated completely, if `max_calls` allows it, and decomposed by TT-SVD;
-        `certified` is then True. If f is zero wherever it was
-        evaluated, but not evaluated everywhere, the fit is zero and has not converged. `n_calls` is the number of
-        evaluations.
+        0.99; the error does not contain such a feature. Tensors of up to 4096 entries, and those of which a third has
+        been evaluated, are evaluated completely, if `max_calls` allows it, and decomposed by TT-SVD; `certified` is
+        then True. If f is zero wherever it was evaluated, but not evaluated everywhere, the fit is zero and has not
+        converged. `n_calls` is the number of evaluations.
 
     References
     ----------
