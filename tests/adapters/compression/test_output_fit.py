@@ -1,4 +1,4 @@
-"""Scales fitted to the predictions of a language model: gradients, what changes and what stays, refusal."""
+"""Integers fitted to the predictions of a language model: gradients, what changes and what stays, refusal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from compressed_folders import read_tensors  # noqa: E402
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
+from tnlib_adapters.factors.integers import IntegerFormat, Integers  # noqa: E402
 from tnlib_adapters.instrument import output_fit  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
 from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
@@ -94,15 +95,54 @@ def test_gradients_are_those_of_the_error(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
-def test_codes_stay_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
+def test_gradients_of_codes_are_those_of_the_values(folder: Path, tmp_path: Path) -> None:
+    """A value is the scale times the code minus its centre, so that gradients of codes give those of scales."""
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=False)
+    fit.add_gradients(0)
+    assert len(fit.codes) > len(fit._blocks)
+    for own in fit.codes:
+        (axis,), centre = own._form.axes, own._form.centre
+        of_groups = (own.codes.grad * (own.codes.detach() - centre)).split(
+            own._form.group or own.codes.shape[axis], axis
+        )
+        of_scales = torch.cat([part.sum(axis, keepdim=True) for part in of_groups], axis)
+        bound = 1e-4 * float(own.move.grad.abs().max())
+        assert torch.allclose(of_scales, own.move.grad, rtol=1e-4, atol=bound)
+        assert bool(own.codes.grad.any())
+
+
+def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
+    """Against their gradient, whatever its size in a row or column, and by a few times the rate at most."""
+    moved = output_fit._MovedIntegers(
+        Integers(np.full((30, 20), 3, np.uint8), np.ones((1, 20), np.float32), IntegerFormat(3, 0)), torch.device("cpu")
+    )
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-8, 2, (30, 1)) * 10.0 ** rng.uniform(-8, 2, (1, 20))
+    signs = rng.choice([-1.0, 1.0], (30, 20))
+    moved.codes.grad = torch.from_numpy(sizes * signs).float()
+    moved.codes.grad[3, 4] *= 1e3
+    output_fit._CodeDescent(moved).step(0.1)
+    moves = moved.codes.detach().numpy() - 3
+    others = np.delete(np.delete(moves * signs, 3, 0), 4, 1)
+    assert np.allclose(others, others[0, 0], rtol=1e-2)
+    assert 0 < -moves[3, 4] * signs[3, 4] <= 0.1 * output_fit._LARGEST * (1 + 1e-5)
+    assert moved.codes.grad is None
+
+
+@pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
+def test_integers_keep_their_format_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
     model, streams, matrices = rounded_model(folder, tmp_path)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 30, lambda *_: None, with_vectors=True)
     pairs = [pair for name in matrices for pair in zip(matrices[name], fitted[name], strict=True)]
     for before, after in pairs:
         for part, integers in before.integers.items():
-            assert np.array_equal(integers.codes, after.integers[part].codes)
-            form = after.integers[part].format
-            assert np.array_equal(form.stored_scales(after.integers[part].scales), after.integers[part].scales)
+            own = after.integers[part]
+            assert own.format == integers.format
+            assert own.codes.dtype == integers.codes.dtype
+            assert own.codes.max() <= own.format.code_range[1]
+            assert np.array_equal(own.format.stored_scales(own.scales), own.scales)
+    assert any(not np.array_equal(a.integers[p].codes, b.integers[p].codes) for a, b in pairs for p in a.integers)
     assert sum(not np.array_equal(a.integers[p].scales, b.integers[p].scales) for a, b in pairs for p in a.integers) > 4
     assert vectors
     assert all(any(word in name for word in VECTORS) for name in vectors)
@@ -122,7 +162,8 @@ def test_codes_stay_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_fit, "_RATE", 0.0)
+    for rate in ("_RATE", "_CODE_RATE"):
+        monkeypatch.setattr(output_fit, rate, 1e-30)
     model, streams, matrices = rounded_model(folder, tmp_path)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
@@ -132,7 +173,7 @@ def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monke
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 @pytest.mark.parametrize("what", ["all", "attention"])
 def test_other_tensors_change_only_with_the_whole_model(what: str, folder: Path, tmp_path: Path) -> None:
-    """Norms and biases beside `what` are those of the source; the codes are those of a run without a fit."""
+    """Norms and biases beside `what` are those of the source."""
     (tmp_path / "text.txt").write_text(made_up_text(200), encoding="utf-8")
     files = {}
     for effort in ("low", "default"):

@@ -126,7 +126,7 @@ def factorise_and_fit(
         return fit_blocks(chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
 
     def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        return fit_scales(model, streams, chosen, n_output_batches, request)
+        return fit_integers(model, streams, chosen, n_output_batches, request)
 
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
     return Factorisation(
@@ -141,14 +141,14 @@ def factorise_and_fit(
     )
 
 
-def fit_scales(
+def fit_integers(
     model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, request: Request
 ) -> tuple[Chosen, Mapping[str, Array]]:
-    """Return rounded weights with scales fitted to the output of the model, and fitted vectors by stored name."""
+    """Return rounded weights fitted to the output of the model, and fitted vectors by stored name."""
     without_values = {
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
-    show = partial(request.run.progress, "fitting scales to the output")
+    show = partial(request.run.progress, "fitting integers to the output")
     with_vectors = request.what in ("all", "linear")
     fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
     with_values = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())
