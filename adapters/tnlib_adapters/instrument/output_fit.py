@@ -66,14 +66,14 @@ def fit_to_output(
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     before = fit.error(held_out)
     optimiser, schedule = make_optimiser([moved.move for moved in fit.fitted], _RATE, len(order), fused=False)
-    of_codes = [_CodeDescent(moved) for moved in fit.codes]
-    code_rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
+    rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
+    of_codes = [_CodeDescent(moved.codes, rate) for moved in fit.codes]
     for done, b in enumerate(order):
         progress(done, len(order))
-        fit.add_gradients(b)
-        (rate,) = map(float, schedule.get_last_lr())
+        (of_scales,) = map(float, schedule.get_last_lr())
         for descent in of_codes:
-            descent.step(code_rate / _RATE * rate)
+            descent.fraction = of_scales / _RATE
+        fit.add_gradients(b)
         optimiser.step()
         optimiser.zero_grad()
         schedule.step()
@@ -249,22 +249,23 @@ class _MovedIntegers:
 
 
 class _CodeDescent:
-    """Descent of the codes of a matrix by gradients relative to their root mean square.
+    """Descent of the codes of a matrix by gradients relative to their root mean square, a step in every backward pass.
 
     Mean squares are products of one number for a row and one for a column (Shazeer and Stern, Adafactor, 2018): those
     of Adam, and its momentum, would take twice the memory of the codes. On the built-in Llama in 2 bits these gradients
-    without momentum end at 0.139 nats a token, Adam at 0.146.
+    without momentum end at 0.139 nats a token, Adam at 0.146. A gradient is freed before those of other blocks are
+    computed.
     """
 
-    def __init__(self, moved: _MovedIntegers) -> None:
-        self._codes, self._n_steps = moved.codes, 0
-        n_rows, n_columns = moved.codes.shape
-        self._rows, self._columns = (moved.codes.new_zeros(n, requires_grad=False) for n in (n_rows, n_columns))
+    def __init__(self, codes: Tensor, rate: float) -> None:
+        self._rate, self.fraction, self._n_steps = rate, 1.0, 0
+        self._rows, self._columns = (torch.zeros(n, device=codes.device) for n in codes.shape)
+        codes.register_post_accumulate_grad_hook(self.step)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Move the codes against their gradient, which is freed."""
-        gradient, self._codes.grad = cast(Tensor, self._codes.grad), None
+    def step(self, codes: Tensor) -> None:
+        """Move the codes against their gradient by the fraction of the rate, and free the gradient."""
+        gradient, codes.grad = cast(Tensor, codes.grad), None
         self._n_steps += 1
         squares = gradient.square()
         self._rows.lerp_(squares.mean(1), 1 - _MEMORY)
@@ -273,7 +274,7 @@ class _CodeDescent:
         squares = torch.outer(self._rows / mean, self._columns / (1 - _MEMORY**self._n_steps))
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
         # a few outliers at once would throw the model off
-        self._codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=rate)
+        codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.fraction * self._rate)
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:

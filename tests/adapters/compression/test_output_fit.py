@@ -122,7 +122,7 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
     signs = rng.choice([-1.0, 1.0], (30, 20))
     moved.codes.grad = torch.from_numpy(sizes * signs).float()
     moved.codes.grad[3, 4] *= 1e3
-    output_fit._CodeDescent(moved).step(0.1)
+    output_fit._CodeDescent(moved.codes, 0.1).step(moved.codes)
     moves = moved.codes.detach().numpy() - 3
     others = np.delete(np.delete(moves * signs, 3, 0), 4, 1)
     assert np.allclose(others, others[0, 0], rtol=1e-2)
