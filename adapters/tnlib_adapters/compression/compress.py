@@ -94,7 +94,7 @@ def compress(
         matrices of a Llama and its tokenizer in one file for llama.cpp. Integers need calibration data.
     effort
         Passes over the text in which the result is fitted to the original: "low", none; "default", two for rounded
-        weights and six for factors; "high", 200 and 400 steps of every block, and four passes for a rounded language
+        weights and six for factors; "high", 200 and 400 steps of every block, or six passes for a rounded language
         model.
     run
         Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
