@@ -42,9 +42,9 @@ OUTPUT_PASSES = {"low": 0, "default": 2, "high": 6}
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> tuple[int, int]:
     """Return the batches that the fit of a layer reads, one in a step, and those that the fit of the whole model reads.
 
-    Rounded language models that fit in memory are fitted as a whole: layer by layer before, the built-in Llama in 3 bits
-    takes half of the time more, and attention ends at the same divergence. Models that do not fit in memory are fitted
-    layer by layer, in at most one pass over the text.
+    Rounded language models that fit in memory are fitted as a whole. A fit by layers before, of the built-in Llama in 3
+    bits, takes half of the time more and ends at the same divergence. Models that do not fit in memory are fitted layer
+    by layer, in at most one pass over the text.
     """
     if in_bits and fit_in_memory and predicts:
         return 0, min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches)
