@@ -95,7 +95,7 @@ def compress(
     effort
         Passes over the text in which the result is fitted to the original: "low", none; "default", two for rounded
         weights and six for factors; "high", 200 and 400 steps of every block, or six passes for a rounded language
-        model.
+        model. Of the whole model at most 200 batches are read.
     run
         Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
 
@@ -114,7 +114,8 @@ def compress(
     References
     ----------
     E. Frantar et al., "GPTQ" (2023), error-compensated rounding; A. Tseng et al., "Model-Preserving Adaptive Rounding"
-    (2025), moments of output gradients; S. K. Esser et al., "Learned Step Size Quantization" (2020), fitted scales.
+    (2025), moments of output gradients; S. K. Esser et al., "Learned Step Size Quantization" (2020), and M. Chen et
+    al., "EfficientQAT" (2025), fitted scales; N. Shazeer and M. Stern, "Adafactor" (2018), steps of codes.
 
     Examples
     --------

@@ -123,7 +123,7 @@ class Calibration:
         through the chat template of the tokenizer; token ids (``.npy``), integers (tokens,) or (documents, tokens); or
         a folder that the library datasets saved, with a column "text" or "messages".
     tokens
-        Tokens that are used, sampled from the text: all of them to fit the layers, half of them for the statistics.
+        Tokens that are used, sampled from the text: all of them for the fit, half of them for the statistics.
     window
         Tokens that are read of each line: longer lines are truncated. A language model reads windows of this many
         tokens instead, and no line is truncated. At most the context of the model. The report has the number of

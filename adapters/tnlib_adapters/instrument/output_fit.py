@@ -1,11 +1,12 @@
 """Rounded weights of a language model fitted to its predictions: codes, scales, and the vectors of the blocks.
 
 A fit of one block sees the error at its own output alone. Here gradient descent minimises the Kullback-Leibler
-divergence of the predictions from those of the original, 256 tokens a step, over all weights at once. Adam moves scales
-relative to themselves, biases and gains of norms, as Chen et al. (EfficientQAT, ACL 2025) do in their second phase.
-Codes are moved as floats that the forward pass rounds, with a derivative of 1, from the middle of their cells: of the
-built-in Llama and SmolLM2 0.1 to 2 % change, those with the largest gradients. Embeddings of MiniLM gained nothing
-beyond the fit of its blocks (attention in 2 bits: 1 - cosine 0.0190 instead of 0.0191).
+divergence of the predictions from those of the original, 256 tokens a step, over the weights of all blocks at once.
+Adam moves scales relative to themselves, biases and gains of norms, as Chen et al. (EfficientQAT, ACL 2025) do in their
+second phase. Codes are moved as floats that the forward pass rounds, with a derivative of 1, from the middle of their
+cells. With 2 bits 2 % of those of the built-in Llama change, and 0.2 % of those of SmolLM2: those whose gradients are
+large for their row and column, and keep their sign. Embeddings of MiniLM gained nothing beyond the fit of its blocks
+(attention in 2 bits: 1 - cosine 0.0190 instead of 0.0191).
 
 A batch passes the blocks forward without a graph, which stores their inputs, and backward block by block, each run
 once more: the graph of one block is in memory at a time.
@@ -38,7 +39,8 @@ _CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes w
 _LARGEST = 3.0  # gradient of a code, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
-_STEP_TOKENS = 256  # of a step, or one text. Built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
+# Of a step, or one text. Scales alone of the built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
+_STEP_TOKENS = 256
 _TOKENS = 128  # whose logits are in memory at once
 
 Matrices = Mapping[str, Sequence[FactoredMatrix]]  # by module

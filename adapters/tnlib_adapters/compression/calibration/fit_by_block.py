@@ -1,4 +1,4 @@
-"""Factorisation by calibration data and fit block by block: its steps, its blocks, and those that are saved."""
+"""Factorisation by calibration data and its fit, block by block or of the whole model: steps, and what is saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from tnlib_adapters.instrument.running_model import RunningModel
 
 Pack = Callable[[Any, str, Any], FactoredMatrix]  # of fitted weights of a block, name, and weight with options
 FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of chosen weights
-STEPS, ROUNDED_STEPS = 400, 200  # most optimizer steps of a layer, of factors and of rounded weights
+# Most batches of the fit of a layer, one in a step, of factors and of rounded weights; of a whole model as the latter
+STEPS, ROUNDED_STEPS = 400, 200
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
 # Of rounded weights through a language model. Built-in Llama in 2 bits: 0.139 nats a token with 2, 0.112 with 6
