@@ -167,7 +167,7 @@ def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
 
 
 def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
-    """Fit every block, or a rounded language model as a whole, in `n` steps."""
+    """Fit every block, or a rounded language model as a whole, on `n` batches."""
     steps = {"STEPS": n, "ROUNDED_STEPS": n, "PASSES": {"low": 0, "default": n, "high": n}}
     for name, value in steps.items():
         patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", value)

@@ -248,8 +248,9 @@ def make_optimiser(
 ) -> tuple[torch.optim.Adam, LambdaLR]:
     """Return Adam over `moves`, if `fused` without arrays in between, and the schedule of its rate."""
     optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99), fused=fused or None)
-    schedule = LambdaLR(
-        optimiser,
-        lambda step: min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps))),
-    )
-    return optimiser, schedule
+    return optimiser, LambdaLR(optimiser, partial(rate_factor, n_steps))
+
+
+def rate_factor(n_steps: int, step: int) -> float:
+    """Return the factor of a rate in a step: it rises over a few steps and falls to 0 along a cosine."""
+    return min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))

@@ -29,7 +29,7 @@ from tnlib_adapters.factors.integers import Integers
 from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
-from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, split_batches, tables_in
+from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, rate_factor, split_batches, tables_in
 from tnlib_adapters.instrument.rounded_fit import MovedVector, steps_and_minima
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 
@@ -69,12 +69,11 @@ def fit_to_output(
     before = fit.error(held_out)
     optimiser, schedule = make_optimiser([moved.move for moved in fit.fitted], _RATE, len(order), fused=False)
     rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
-    of_codes = [_CodeDescent(moved.codes, rate) for moved in fit.codes]
+    of_codes = [_CodeDescent(moved.codes) for moved in fit.codes]
     for done, b in enumerate(order):
         progress(done, len(order))
-        (of_scales,) = map(float, schedule.get_last_lr())
         for descent in of_codes:
-            descent.fraction = of_scales / _RATE
+            descent.rate = rate * rate_factor(len(order), done)
         fit.add_gradients(b)
         optimiser.step()
         optimiser.zero_grad()
@@ -254,19 +253,21 @@ class _CodeDescent:
     """Descent of the codes of a matrix by gradients relative to their root mean square, a step in every backward pass.
 
     Mean squares are products of one number for a row and one for a column (Shazeer and Stern, Adafactor, 2018): those
-    of Adam, and its momentum, would take twice the memory of the codes. On the built-in Llama in 2 bits these gradients
-    without momentum end at 0.139 nats a token, Adam at 0.146. A gradient is freed before those of other blocks are
-    computed.
+    of Adam, and its momentum, would take twice the memory of the codes, and gain nothing on the built-in Llama in 2
+    bits. Adafactor of torch moves by the size of the codes themselves, which grows with the bits. A gradient is freed
+    before those of other blocks are computed.
     """
 
-    def __init__(self, codes: Tensor, rate: float) -> None:
-        self._rate, self.fraction, self._n_steps = rate, 1.0, 0
+    rate = 0.0  # of the next step
+
+    def __init__(self, codes: Tensor) -> None:
+        self._n_steps = 0
         self._rows, self._columns = (torch.zeros(n, device=codes.device) for n in codes.shape)
         codes.register_post_accumulate_grad_hook(self.step)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(self, codes: Tensor) -> None:
-        """Move the codes against their gradient by the fraction of the rate, and free the gradient."""
+        """Move the codes against their gradient, and free it."""
         gradient, codes.grad = cast(Tensor, codes.grad), None
         self._n_steps += 1
         squares = gradient.square()
@@ -276,7 +277,7 @@ class _CodeDescent:
         squares = torch.outer(self._rows / mean, self._columns / (1 - _MEMORY**self._n_steps))
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
         # a few outliers at once would throw the model off
-        codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.fraction * self._rate)
+        codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate)
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:

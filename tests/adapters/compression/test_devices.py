@@ -102,7 +102,7 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
         assert set(hosted) == {torch.float32}
         fit(model, batch, out, calls[1], weights, projections.biases)
         if model.fits_in_memory:
-            fit_scales(model, x, calls[1], weights)
+            fit_integers(model, x, calls[1], weights)
 
 
 def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any], biases: dict[str, Any]) -> None:
@@ -117,16 +117,22 @@ def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any],
     assert {part.dtype for part in descended.parts} == {torch.float32}
 
 
-def fit_scales(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> None:
-    """Take the gradients of the scales and vectors of a rounded block."""
+def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> None:
+    """Take the gradients of the scales and vectors of a rounded block, and a step of its codes."""
     matrices = []
     for name, weight in weights.items():
         of, module = (name, "") if name in NAMES else ("", name)
         whole = FactoredMatrix("dense", of, {whole_part(of): np.zeros(weight.shape, np.float32)}, module=module)
         matrices.append(rounded(whole, 3))
     block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
+    codes = [moved.codes for moved in block.fitted if isinstance(moved, output_fit._MovedIntegers)]
+    descents = [output_fit._CodeDescent(own) for own in codes]
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
+    assert len(descents) >= len(matrices)
+    assert {own.device for descent in descents for own in (descent._rows, descent._columns)} == {DEVICE}
+    assert {own.device for own in codes} == {DEVICE}
+    assert {own.grad for own in codes} == {None}  # taken by the descents
     moves = [moved.move for moved in block.fitted]
     assert len(moves) > len(matrices)
     assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}

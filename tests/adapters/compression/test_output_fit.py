@@ -102,11 +102,10 @@ def test_gradients_of_codes_are_those_of_the_values(folder: Path, tmp_path: Path
     fit.add_gradients(0)
     assert len(fit.codes) > len(fit._blocks)
     for own in fit.codes:
-        (axis,), centre = own._form.axes, own._form.centre
-        of_groups = (own.codes.grad * (own.codes.detach() - centre)).split(
-            own._form.group or own.codes.shape[axis], axis
-        )
-        of_scales = torch.cat([part.sum(axis, keepdim=True) for part in of_groups], axis)
+        form, (axis,) = own._form, own._form.axes
+        products = own.codes.grad * (own.codes.detach() - form.centre)
+        groups = products.split(form.group_sizes(products.shape[axis]), axis)
+        of_scales = torch.cat([group.sum(axis, keepdim=True) for group in groups], axis)
         bound = 1e-4 * float(own.move.grad.abs().max())
         assert torch.allclose(of_scales, own.move.grad, rtol=1e-4, atol=bound)
         assert bool(own.codes.grad.any())
@@ -120,8 +119,8 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-8, 2, (30, 1)) * 10.0 ** rng.uniform(-8, 2, (1, 20))
     signs = rng.choice([-1.0, 1.0], (30, 20))
-    descent = output_fit._CodeDescent(moved.codes, 0.2)
-    descent.fraction = 0.5
+    descent = output_fit._CodeDescent(moved.codes)
+    descent.rate = 0.1
     for step in (1, 2):  # gradients of one size: the mean squares are theirs from the first step on
         moved.codes.grad = torch.from_numpy(sizes * signs).float()
         moved.codes.grad[3, 4] *= 1e3
@@ -165,7 +164,7 @@ def test_integers_keep_their_format_and_the_error_falls(folder: Path, tmp_path: 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rate in ("_RATE", "_CODE_RATE"):
-        monkeypatch.setattr(output_fit, rate, 1e-30)
+        monkeypatch.setattr(output_fit, rate, 0.0)
     model, streams, matrices = rounded_model(folder, tmp_path)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices

@@ -36,7 +36,7 @@ FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of c
 STEPS, ROUNDED_STEPS = 400, 200
 PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
 _FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
-# Of rounded weights through a language model. Built-in Llama in 2 bits: 0.139 nats a token with 2, 0.112 with 6
+# Of rounded weights through a language model. SmolLM2 in 2 bits: 0.943 nats a token with 2, 0.886 with 6
 OUTPUT_PASSES = {"low": 0, "default": 2, "high": 6}
 
 
