@@ -224,7 +224,7 @@ def _time_passes(
         )
     )
     of_output = _EVALUATIONS * held_out + _BACKWARD * (observed + of_model)
-    of_block = of_output + _BACKWARD * of_layer + _FORWARD * in_fit
+    of_block = of_output + _BACKWARD * of_layer + (_FORWARD * in_fit if of_layer else 0)
     tokens = {"statistics": observed, "fit": in_fit, "held-out text": held_out}
     return tokens, of_output * output + n_blocks * of_block * block
 
