@@ -15,6 +15,7 @@ once more: the graph of one block is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ from tnlib_adapters.instrument.running_model import Batch, RunningModel
 _RATE = 0.01  # of relative changes
 _CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: 0.05 throws off SmolLM2 in 2 bits
 _CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
+_ATTEMPTS = (1.0, 0.25)  # factors of the rates, until the error falls: one that is too large throws a model off
 _LARGEST = 3.0  # gradient of a code, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
@@ -58,29 +60,26 @@ def fit_to_output(
     """Return rounded matrices with fitted integers and biases, and by stored name the fitted vectors of the blocks.
 
     The fit reads as many tokens as `n_batches` batches have, each in several steps. Vectors are fitted `with_vectors`
-    only. The first tokens are held out: unless the error on them falls, the matrices are returned as they are, without
-    vectors.
+    only. The first tokens are held out: unless the error on them falls, the fit is repeated at a lower rate, and then
+    the matrices are returned as they are, without vectors.
     """
     split = streams.split(_STEP_TOKENS)
-    fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
     held_out, fitted = split_batches(len(split.batches))
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
-    before = fit.error(held_out)
-    optimiser, schedule = make_optimiser([moved.move for moved in fit.fitted], _RATE, len(order), fused=False)
-    rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
-    of_codes = [_CodeDescent(moved.codes) for moved in fit.codes]
-    for done, b in enumerate(order):
-        progress(done, len(order))
-        for descent in of_codes:
-            descent.rate = rate * rate_factor(len(order), done)
-        fit.add_gradients(b)
-        optimiser.step()
-        optimiser.zero_grad()
-        schedule.step()
-    progress(len(order), len(order))
-    fit.store_moves()
-    return fit.result() if fit.error(held_out) < before else (matrices, {})
+    for k, factor in enumerate(_ATTEMPTS):
+
+        def show(done: int, before: int = k * n_steps) -> None:
+            progress(before + done, before + n_steps)
+
+        fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
+        before = fit.error(held_out)
+        with fit.without_originals():
+            fit.descend(order, factor, show)
+            if fit.error(held_out) < before:
+                return fit.result()
+        del fit  # before the next one is made
+    return matrices, {}
 
 
 class _OutputFit:
@@ -102,6 +101,31 @@ class _OutputFit:
         ]
         self.fitted = [moved for block in self._blocks for moved in block.fitted]
         self.codes = [moved for moved in self.fitted if isinstance(moved, _MovedIntegers)]
+
+    @contextmanager
+    def without_originals(self) -> Iterator[None]:
+        """Free the original weights of blocks that are replaced; `error` must have run, which runs the first block."""
+        with ExitStack() as stack:
+            for model in (self._rounded.model, self._original.model):  # which share them; the last is restored first
+                for k, block in enumerate(self._blocks):
+                    stack.enter_context(model.weights.without(k, block.replaced()))
+            yield
+
+    def descend(self, order: Sequence[int], factor: float, progress: Callable[[int], None]) -> None:
+        """Move codes, scales and vectors, one batch of `order` a step, at rates times a factor, to stored values."""
+        optimiser, schedule = make_optimiser([own.move for own in self.fitted], factor * _RATE, len(order), fused=False)
+        rate = factor * min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
+        of_codes = [_CodeDescent(moved.codes, moved.edges) for moved in self.codes]
+        for done, b in enumerate(order):
+            progress(done)
+            for descent in of_codes:
+                descent.rate = rate * rate_factor(len(order), done)
+            self.add_gradients(b)
+            optimiser.step()
+            optimiser.zero_grad()
+            schedule.step()
+        progress(len(order))
+        self.store_moves()
 
     def store_moves(self) -> None:
         """Move codes and scales, to values that their formats store, and vectors by their changes, which become 0."""
@@ -180,12 +204,11 @@ class _FittedBlock:
         ]
         self._vectors = dict[str, tuple[str, MovedVector]]()
         if with_vectors:
-            with torch.no_grad():
-                replaced = self._weights()
+            replaced = self.replaced()
             self._vectors = {
                 name: (stored, MovedVector(values.float()))
                 for name, stored, values in _vectors_of(block)
-                if name not in replaced
+                if f"{block.path}.{name}" not in replaced
             }
 
     @property
@@ -194,6 +217,11 @@ class _FittedBlock:
         grids = [grid for grids in self._grids for grid in grids.values()]
         biases = [bias for bias in self._biases if bias is not None]
         return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
+
+    def replaced(self) -> list[str]:
+        """Return the names of its own weights that are replaced, in the model."""
+        with torch.no_grad():
+            return [f"{self._block.path}.{name}" for name in self._weights()]
 
     def run(self, x: Tensor, call: Call) -> Tensor:
         """Return the output of the block in float32; gradients flow to the moves where they are enabled."""
@@ -235,6 +263,12 @@ class _MovedIntegers:
         rounded = self.codes + (self._rounded() - self.codes).detach()
         return steps * rounded - minima
 
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Ends of the cells of the least and of the largest code."""
+        low, high = self._form.code_range
+        return low - 0.5, high + 0.5
+
     def store_move(self) -> None:
         """Round the codes, and move the scales to values that the format stores."""
         moved = self._form.stored_scales(as_array(self.scales * (1 + self.move)))
@@ -255,13 +289,14 @@ class _CodeDescent:
     Mean squares are products of one number for a row and one for a column (Shazeer and Stern, Adafactor, 2018): those
     of Adam, and its momentum, would take twice the memory of the codes, and gain nothing on the built-in Llama in 2
     bits. Adafactor of torch moves by the size of the codes themselves, which grows with the bits. A gradient is freed
-    before those of other blocks are computed.
+    before those of other blocks are computed. Codes stay between `edges`: beyond, a code that is pushed back would stay
+    the largest for many steps.
     """
 
     rate = 0.0  # of the next step
 
-    def __init__(self, codes: Tensor) -> None:
-        self._n_steps = 0
+    def __init__(self, codes: Tensor, edges: tuple[float, float]) -> None:
+        self._n_steps, self._edges = 0, edges
         self._rows, self._columns = (torch.zeros(n, device=codes.device) for n in codes.shape)
         codes.register_post_accumulate_grad_hook(self.step)  # type: ignore[no-untyped-call]
 
@@ -277,7 +312,7 @@ class _CodeDescent:
         squares = torch.outer(self._rows / mean, self._columns / (1 - _MEMORY**self._n_steps))
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
         # a few outliers at once would throw the model off
-        codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate)
+        codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate).clamp_(*self._edges)
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:

@@ -313,10 +313,7 @@ class StoredWeights:
 
     @contextmanager
     def without(self, group: int, names: Iterable[str]) -> Iterator[None]:
-        """Free these weights of a group inside, if not all stay in memory; nothing inside may read them."""
-        if self.fit_in_memory:
-            yield
-            return
+        """Free these weights of a group inside, where nothing may read them; of shared ones, the reference here."""
         self.load(group)
         self._put({name: self._empty[name] for name in names})
         try:
@@ -324,6 +321,8 @@ class StoredWeights:
         finally:
             if group in self._loaded:
                 self._drop(group)
+            if self.fit_in_memory:
+                self.load(group)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -125,8 +125,8 @@ def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) ->
         whole = FactoredMatrix("dense", of, {whole_part(of): np.zeros(weight.shape, np.float32)}, module=module)
         matrices.append(rounded(whole, 3))
     block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
-    codes = [moved.codes for moved in block.fitted if isinstance(moved, output_fit._MovedIntegers)]
-    descents = [output_fit._CodeDescent(own) for own in codes]
+    moved = [own for own in block.fitted if isinstance(own, output_fit._MovedIntegers)]
+    codes, descents = [own.codes for own in moved], [output_fit._CodeDescent(own.codes, own.edges) for own in moved]
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
     assert len(descents) >= len(matrices)

@@ -119,7 +119,7 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-8, 2, (30, 1)) * 10.0 ** rng.uniform(-8, 2, (1, 20))
     signs = rng.choice([-1.0, 1.0], (30, 20))
-    descent = output_fit._CodeDescent(moved.codes)
+    descent = output_fit._CodeDescent(moved.codes, moved.edges)
     descent.rate = 0.1
     for step in (1, 2):  # gradients of one size: the mean squares are theirs from the first step on
         moved.codes.grad = torch.from_numpy(sizes * signs).float()
@@ -129,6 +129,23 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
         moves = (moved.codes.detach().numpy() - 3) * -signs / step
         assert np.allclose(np.delete(np.delete(moves, 3, 0), 4, 1), 0.1, rtol=1e-2)
         assert moves[3, 4] == pytest.approx(0.1 * output_fit._LARGEST, rel=1e-5)
+
+
+def test_codes_at_the_end_of_their_range_come_back() -> None:
+    """However far they are pushed: a code of 7 is at most a cell away from 6."""
+    moved = output_fit._MovedIntegers(
+        Integers(np.full((4, 5), 6, np.uint8), np.ones((1, 5), np.float32), IntegerFormat(3, 0)), torch.device("cpu")
+    )
+    descent = output_fit._CodeDescent(moved.codes, moved.edges)
+    descent.rate = 0.3
+    for _ in range(40):
+        moved.codes.grad = torch.full((4, 5), -1.0)
+        descent.step(moved.codes)
+    assert np.all(moved.integers().codes == 7)
+    for _ in range(4):
+        moved.codes.grad = torch.full((4, 5), 1.0)
+        descent.step(moved.codes)
+    assert np.all(moved.integers().codes == 6)
 
 
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
@@ -169,6 +186,43 @@ def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monke
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
     assert vectors == {}
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_a_model_that_is_thrown_off_is_fitted_at_a_lower_rate(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_fit, "_CODE_RATE", 5.0)
+    monkeypatch.setattr(output_fit, "_CODE_WALK", 100.0)
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    steps: list[tuple[int, int]] = []
+
+    def progress(*step: int) -> None:
+        steps.append(step)
+
+    for attempts, helps in {(1.0,): False, (1.0, 0.005): True}.items():
+        monkeypatch.setattr(output_fit, "_ATTEMPTS", attempts)
+        steps.clear()
+        fitted, _ = output_fit.fit_to_output(model, streams, matrices, 30, progress, with_vectors=True)
+        assert (fitted is not matrices) == helps
+        assert steps[-1][0] == steps[-1][1]
+        assert {done for done, _ in steps} == set(range(steps[-1][1] + 1))
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_the_original_weights_come_back(folder: Path, tmp_path: Path) -> None:
+    """They are freed during the fit, and in place when it is over."""
+    model, streams, matrices = rounded_model(folder, tmp_path)
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
+    fit.error([0])
+    with fit.without_originals():
+        freed = [name for name, value in model.model.state_dict().items() if value.is_meta]
+    assert sum(name.endswith("proj.weight") for name in freed) == 7 * len(model.layers)
+    assert all("proj." in name for name in freed)  # of norms none
+    assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
+    of_rounded = fit._rounded.model.model.state_dict(keep_vars=True)
+    assert all(of_rounded[name] is value for name, value in model.model.named_parameters() if name in freed)
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
