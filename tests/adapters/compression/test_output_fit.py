@@ -214,12 +214,12 @@ def test_the_original_weights_come_back(folder: Path, tmp_path: Path) -> None:
     """They are freed during the fit, and in place when it is over."""
     model, streams, matrices = rounded_model(folder, tmp_path)
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
-    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=False)
     fit.error([0])
     with fit.without_originals():
         freed = [name for name, value in model.model.state_dict().items() if value.is_meta]
     assert sum(name.endswith("proj.weight") for name in freed) == 7 * len(model.layers)
-    assert all("proj." in name for name in freed)  # of norms none
+    assert all("proj." in name for name in freed)  # not the norms, which still run
     assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
     of_rounded = fit._rounded.model.model.state_dict(keep_vars=True)
     assert all(of_rounded[name] is value for name, value in model.model.named_parameters() if name in freed)
