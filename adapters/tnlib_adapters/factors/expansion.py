@@ -1,4 +1,4 @@
-"""Factored matrices multiplied out in double precision, by kind, and folders that read as dense."""
+"""Factored matrices multiplied out, by kind, and folders that read as dense."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from tnlib_adapters.factors.projections import Projections, Sizes, unstack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
+_LARGE = 2**24  # numbers of a weight of which no array in double precision is made
 
-def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes) -> Projections:
-    """Multiply factors out, in float64.
+
+def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes, dtype: Any = np.float64) -> Projections:
+    """Multiply factors out, in this dtype.
 
     Returns the replaced weights (in, out) and biases: projections of one layer by letter, other weights by module.
     """
     weights: dict[str, Array] = {}
     biases: dict[str, Array] = {}
     for matrix in matrices:
-        wide = replace(matrix, arrays={k: a.astype(np.float64) for k, a in matrix.arrays.items()})
+        wide = replace(matrix, arrays={k: a.astype(dtype, copy=False) for k, a in matrix.arrays.items()})
         expanded = EXPAND[matrix.kind](wide, sizes)
         weights |= expanded.weights
         biases |= expanded.biases
@@ -132,11 +134,12 @@ class ExpandedTensor(ComputedTensor):
     transposed: bool
 
     def read_stored(self) -> Array:
-        """Multiply out, in double precision."""
+        """Multiply out, in double precision unless the product is large."""
         matrices = [self.description.read(lambda part: self.parts[part].read_finite())]
-        weight = expand(matrices, self.sizes).weights[self.description.module]
+        dtype = np.float32 if self.size >= _LARGE else np.float64
+        weight = expand(matrices, self.sizes, dtype).weights[self.description.module]
         del matrices  # before the product is copied in single precision
-        return (weight.T if self.transposed else weight).astype(np.float32)
+        return (weight.T if self.transposed else weight).astype(np.float32, copy=False)
 
 
 def with_expanded(folder: Folder, wiring: Wiring, described: Sequence[Description]) -> Folder:

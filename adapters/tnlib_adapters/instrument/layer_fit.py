@@ -49,6 +49,7 @@ class FitStreams:
         self.held_out, self.fitted = split_batches(len(self.batches))
         self._model = model
         self.calls = forward(OuterLayers(model), streams)
+        model.drop()  # its tables are large, and so are those of the other model
         if first:
             return
         changed = model.changed(lambda _, values: values | tables_in(model, tables, values)) if tables else model

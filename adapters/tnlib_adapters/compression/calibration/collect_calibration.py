@@ -80,6 +80,7 @@ class StatisticsPasses:
             release_free_memory()
         if outside:
             self._at_input(sums, outside)
+            self._model.drop()  # decompositions read the tables themselves
             yield OUTSIDE, sums.finish()
         self._streams.remove("gradient-0")
         self._show_backward(OUTSIDE - 1, 0)

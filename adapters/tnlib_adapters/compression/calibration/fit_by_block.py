@@ -169,13 +169,7 @@ def fit_blocks(
     saved.
     """
     model, tables = chosen.model, StoredArrays(workspace)
-    for name, weight, option in chosen.outside():
-        matrix: FactoredMatrix = weight.at(option)
-        if model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):
-            table = weight_of_parts([a.astype(np.float64) for a in matrix.arrays.values()])
-            tables.add({name: table.astype(np.float32)})
-        yield name, [matrix]
-
+    yield from _not_fitted(chosen, tables)
     block_fit, pack = fit_chosen(chosen)
 
     def save(k: int, fitted: Any) -> Fitted:
@@ -190,3 +184,14 @@ def fit_blocks(
     fit = fit_layers(model, streams, block_fit, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
     # a name for the weights of a block would keep them in memory while the next one is fitted
     yield from chain.from_iterable(map(save, count(n_done), fit))
+
+
+def _not_fitted(chosen: ChosenWeights, tables: StoredArrays) -> Iterator[tuple[str, list[FactoredMatrix]]]:
+    """Yield the weights outside the blocks by module, and add changed embeddings to `tables`, in float32."""
+    for name, weight, option in chosen.outside():
+        matrix: FactoredMatrix = weight.at(option)
+        del weight  # of a large vocabulary each of these takes much memory
+        if chosen.model.wiring.is_embedding(name) and (matrix.integers or matrix.kind != "dense"):
+            tables.add({name: weight_of_parts([np.asarray(part, np.float32) for part in matrix.arrays.values()])})
+        yield name, [matrix]
+        del matrix
