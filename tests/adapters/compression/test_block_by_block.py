@@ -29,6 +29,7 @@ from tnlib_adapters.compression.evaluate import (  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.source_model import SourceModel  # noqa: E402
+from tnlib_adapters.factors import expansion  # noqa: E402
 from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
@@ -44,11 +45,6 @@ from tnlib import FileFormatError  # noqa: E402
 
 NAMES = [name for name in MODELS if name not in ("vit", "t5", "t5_untied")]  # of text, of one stack
 QUICK = ["bert_masked", "gpt2_lm", "gptj", "mixtral", "bloom", "t5_encoder", "deepseek_v3_experts"]
-
-
-@pytest.fixture
-def one_block_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_weights, "IN_MEMORY", 1)
 
 
 def some_batch() -> Batch:
@@ -106,6 +102,21 @@ def test_a_compressed_folder_is_multiplied_out(
     assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm())
 
 
+def test_large_weights_are_multiplied_out_in_single_precision(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None
+) -> None:
+    compress(llama, tmp_path / "out", **by_options(keep=0.5, what="all", method="matrix"))
+    tensors = open_checkpoint(tmp_path / "out").folder.tensors
+    wanted = {name: info.read() for name, info in tensors.items() if isinstance(info, expansion.ExpandedTensor)}
+    monkeypatch.setattr(expansion, "_LARGE", 1)
+    assert len(wanted) > 1
+    for name, values in wanted.items():
+        found = tensors[name].read()
+        assert found.dtype == values.dtype == np.float32
+        assert not np.array_equal(found, values)
+        assert np.linalg.norm(found - values) <= 1e-6 * np.linalg.norm(values)
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2_lm", "t5_encoder"])
 def test_statistics_do_not_depend_on_what_is_in_memory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,10 +135,14 @@ def test_statistics_do_not_depend_on_what_is_in_memory(
             np.testing.assert_array_equal(other[key], values)
 
 
-@pytest.mark.usefixtures("one_block_in_memory")
+@pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("name", ["gpt2_lm", "llama"])
-def test_weights_that_are_replaced_are_not_in_memory(name: str, tmp_path: Path) -> None:
+def test_weights_that_are_replaced_are_not_in_memory(
+    name: str, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A block with factors in the place of some weights computes the same without these weights."""
+    if not in_memory:
+        monkeypatch.setattr(stored_weights, "IN_MEMORY", 1)
     model = open_running(save_with_tokenizer(random_model(name), tmp_path))
     down = model.wiring.layers[1].feed_forward.down
     block, (_, calls), x = (
