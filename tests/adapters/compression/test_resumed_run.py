@@ -221,6 +221,31 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 3])
+def test_an_interrupted_fit_to_the_predictions_starts_from_the_statistics(text, tmp_path, runs, step):
+    """No block is observed again, and the weights are those of a run without interruption."""
+    quiet()
+    source = save_with_tokenizer(random_model("llama"), tmp_path / "llama")
+
+    def stop(stage, done, total):
+        if stage == "fitting integers to the output" and done == step:
+            assert total > step
+            raise KeyboardInterrupt
+
+    options = {"calibrate": text, "bits": 3, "what": "all"}
+    tnlib_adapters.compress(source, tmp_path / "whole", **by_options(**options))
+    observed = runs.count
+    with pytest.raises(KeyboardInterrupt):
+        tnlib_adapters.compress(
+            source, tmp_path / "again", **by_options(folder=tmp_path / "run", progress=stop, **options)
+        )
+    assert not (tmp_path / "again").exists()
+    tnlib_adapters.compress(source, tmp_path / "again", **by_options(folder=tmp_path / "run", **options))
+    assert runs.count == 2 * observed
+    assert_same_weights(tmp_path / "whole", tmp_path / "again")
+
+
+@pytest.mark.slow
 def test_a_fit_of_another_size_starts_anew(folders, text, tmp_path):
     def stop(stage, done, total):
         if stage == "fitting layers" and done == 1:
