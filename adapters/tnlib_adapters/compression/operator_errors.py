@@ -124,7 +124,7 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
     squares = []
     for own in (own for own in weights_of(before.wiring, before.folder.tensors) if not own.of):
         if any(map(is_rewritten, plan.descriptions.get(own.module, ()))):
-            # the compressed weight first: multiplied out in double precision, it takes the most memory
+            # the compressed weight first: multiplying it out takes the most memory
             new, old = ({"": checkpoint.read(f"{own.module}.weight")} for checkpoint in (after, before))
             squares += [_of_weights(old, new, [""])] * error_weight(before, own)
         elif own.module in plan.descriptions:

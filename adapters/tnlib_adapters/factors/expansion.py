@@ -19,11 +19,11 @@ from tnlib_adapters.factors.projections import Projections, Sizes, unstack
 from tnlib_adapters.files.folder import Folder
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
 
-_LARGE = 2**24  # numbers of a weight of which no array in double precision is made
+_LARGE = 2**24  # parameters from which a weight is multiplied out in single precision, in half of the memory
 
 
 def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes, dtype: Any = np.float64) -> Projections:
-    """Multiply factors out, in this dtype.
+    """Multiply factors out, in `dtype`; a dense weight of that dtype is not copied.
 
     Returns the replaced weights (in, out) and biases: projections of one layer by letter, other weights by module.
     """

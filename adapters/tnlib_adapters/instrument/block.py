@@ -115,7 +115,7 @@ class Block:
         return cast(Tensor, out[0] if isinstance(out, tuple) else out)
 
     def without(self, weights: Weights) -> AbstractContextManager[None]:
-        """Free its own weights that are not used with these inside, if the model does not fit in memory."""
+        """Free its own weights that these replace, inside."""
         names = [name if isinstance(value, Tensor) else f"{name}.weight" for name, value in weights.items()]
         return self.model.weights.without(self.k, [f"{self.path}.{name}" for name in names])
 

@@ -49,9 +49,10 @@ class FitStreams:
         self.held_out, self.fitted = split_batches(len(self.batches))
         self._model = model
         self.calls = forward(OuterLayers(model), streams)
-        model.drop()  # its tables are large, and so are those of the other model
         if first:
             return
+        if tables:
+            model.drop()  # before the tables of the other model are read
         changed = model.changed(lambda _, values: values | tables_in(model, tables, values)) if tables else model
         truncated = OuterLayers(changed)
         with torch.no_grad():

@@ -15,7 +15,7 @@ once more: the graph of one block is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,17 +27,19 @@ from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.integers import Integers
+from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.factors.projections import Projections
 from tnlib_adapters.instrument.block import Block, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call, OuterLayers, Streams, forward
 from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, rate_factor, split_batches, tables_in
 from tnlib_adapters.instrument.rounded_fit import MovedVector, steps_and_minima
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
+from tnlib_adapters.instrument.stored_weights import Group
 
 _RATE = 0.01  # of relative changes
-_CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: 0.05 throws off SmolLM2 in 2 bits
+_CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: with 0.05 SmolLM2 in 2 bits diverges
 _CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
-_ATTEMPTS = (1.0, 0.25)  # factors of the rates, until the error falls: one that is too large throws a model off
+_ATTEMPTS = (1.0, 0.25)  # factors of the rates: the second is tried if the error does not fall with the first
 _LARGEST = 3.0  # gradient of a code, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
@@ -60,8 +62,8 @@ def fit_to_output(
     """Return rounded matrices with fitted integers and biases, and by stored name the fitted vectors of the blocks.
 
     The fit reads as many tokens as `n_batches` batches have, each in several steps. Vectors are fitted `with_vectors`
-    only. The first tokens are held out: unless the error on them falls, the fit is repeated at a lower rate, and then
-    the matrices are returned as they are, without vectors.
+    only. The first tokens are held out. If the error on them does not fall, the fit is repeated at a quarter of the
+    rates; if it does not fall then, the matrices are returned as they are, without vectors.
     """
     split = streams.split(_STEP_TOKENS)
     held_out, fitted = split_batches(len(split.batches))
@@ -69,12 +71,12 @@ def fit_to_output(
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     for k, factor in enumerate(_ATTEMPTS):
 
-        def show(done: int, before: int = k * n_steps) -> None:
-            progress(before + done, before + n_steps)
+        def show(done: int, first: int = k * n_steps) -> None:
+            progress(first + done, first + n_steps)
 
         fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
-        before = fit.error(held_out)
         with fit.without_originals():
+            before = fit.error(held_out)
             fit.descend(order, factor, show)
             if fit.error(held_out) < before:
                 return fit.result()
@@ -94,7 +96,12 @@ class _OutputFit:
         for name in outside:
             (matrix,) = matrices[name]
             tables[name] = weight_of_parts([integers.values() for integers in matrix.integers.values()])
-        self._rounded = OuterLayers(model.changed(lambda _, group: group | tables_in(model, tables, group)))
+
+        def change(k: int, group: Group) -> Group:
+            """Put the tables in; of the blocks only the first runs, once, before its input is known."""
+            return group | tables_in(model, tables, group) if k in (OUTSIDE, 0) else {}
+
+        self._rounded = OuterLayers(model.changed(change))
         self._blocks = [
             _FittedBlock(Block(model, k), [m for name in names for m in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
@@ -104,15 +111,17 @@ class _OutputFit:
 
     @contextmanager
     def without_originals(self) -> Iterator[None]:
-        """Free the original weights of blocks that are replaced; `error` must have run, which runs the first block."""
+        """Free the original weights that are replaced by rounded ones."""
         with ExitStack() as stack:
-            for model in (self._rounded.model, self._original.model):  # which share them; the last is restored first
-                for k, block in enumerate(self._blocks):
-                    stack.enter_context(model.weights.without(k, block.replaced()))
+            for block in self._blocks:
+                stack.enter_context(block.without_originals())
             yield
 
     def descend(self, order: Sequence[int], factor: float, progress: Callable[[int], None]) -> None:
-        """Move codes, scales and vectors, one batch of `order` a step, at rates times a factor, to stored values."""
+        """Move codes, scales and vectors, one batch of `order` a step, at rates times `factor`.
+
+        At the end they take values that their formats store.
+        """
         optimiser, schedule = make_optimiser([own.move for own in self.fitted], factor * _RATE, len(order), fused=False)
         rate = factor * min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
         of_codes = [_CodeDescent(moved.codes, moved.edges) for moved in self.codes]
@@ -204,11 +213,12 @@ class _FittedBlock:
         ]
         self._vectors = dict[str, tuple[str, MovedVector]]()
         if with_vectors:
-            replaced = self.replaced()
+            with torch.no_grad():
+                replaced = self._weights()
             self._vectors = {
                 name: (stored, MovedVector(values.float()))
                 for name, stored, values in _vectors_of(block)
-                if f"{block.path}.{name}" not in replaced
+                if name not in replaced
             }
 
     @property
@@ -218,10 +228,10 @@ class _FittedBlock:
         biases = [bias for bias in self._biases if bias is not None]
         return [*grids, *biases, *(vector for _, vector in self._vectors.values())]
 
-    def replaced(self) -> list[str]:
-        """Return the names of its own weights that are replaced, in the model."""
+    def without_originals(self) -> AbstractContextManager[None]:
+        """Free the weights of the block that are replaced, inside."""
         with torch.no_grad():
-            return [f"{self._block.path}.{name}" for name in self._weights()]
+            return self._block.without(self._weights())
 
     def run(self, x: Tensor, call: Call) -> Tensor:
         """Return the output of the block in float32; gradients flow to the moves where they are enabled."""
@@ -265,7 +275,7 @@ class _MovedIntegers:
 
     @property
     def edges(self) -> tuple[float, float]:
-        """Ends of the cells of the least and of the largest code."""
+        """Bounds of the cells of the smallest and of the largest code."""
         low, high = self._form.code_range
         return low - 0.5, high + 0.5
 
@@ -289,8 +299,8 @@ class _CodeDescent:
     Mean squares are products of one number for a row and one for a column (Shazeer and Stern, Adafactor, 2018): those
     of Adam, and its momentum, would take twice the memory of the codes, and gain nothing on the built-in Llama in 2
     bits. Adafactor of torch moves by the size of the codes themselves, which grows with the bits. A gradient is freed
-    before those of other blocks are computed. Codes stay between `edges`: beyond, a code that is pushed back would stay
-    the largest for many steps.
+    before those of other blocks are computed. Codes are clamped to `edges`: one far beyond would take many steps to
+    come back.
     """
 
     rate = 0.0  # of the next step
@@ -311,7 +321,7 @@ class _CodeDescent:
         mean = self._rows.mean().clamp(min=_SMALLEST)
         squares = torch.outer(self._rows / mean, self._columns / (1 - _MEMORY**self._n_steps))
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
-        # a few outliers at once would throw the model off
+        # with a few outliers at once the fit would diverge
         codes.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate).clamp_(*self._edges)
 
 

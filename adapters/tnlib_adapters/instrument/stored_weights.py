@@ -313,7 +313,11 @@ class StoredWeights:
 
     @contextmanager
     def without(self, group: int, names: Iterable[str]) -> Iterator[None]:
-        """Free these weights of a group inside, where nothing may read them; of shared ones, the reference here."""
+        """Free these weights of a group inside, where nothing may read them, and read the group again at the end.
+
+        The memory of those that another model shares is free when that one is. Contexts of one group do not nest: the
+        inner one reads what the outer one freed.
+        """
         self.load(group)
         self._put({name: self._empty[name] for name in names})
         try:

@@ -34,6 +34,7 @@ from tnlib_adapters.factors.projections import Products  # noqa: E402
 from tnlib_adapters.instrument import stored_weights  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, RunningModel, find_module, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import find_uses  # noqa: E402
 from tnlib_adapters.reference.model import run  # noqa: E402
@@ -260,6 +261,28 @@ def test_streams_stay_for_the_fit_of_layers_alone(keeps_inputs: bool, llama: Pat
     assert len(of_group) == n
     stored = {file.name for file in streams.folder.iterdir()}
     assert stored == {f"stream-{k}" for k in (range(n + 1) if keeps_inputs else (n,))}
+
+
+def test_no_weights_of_the_model_are_in_memory_beside_others(llama: Path, limited: Callable[[int], None]) -> None:
+    """Statistics are handed on, and the tables of another model read, when those of a large model are dropped."""
+    limited(1)
+    model = open_running(llama)
+    batches, table = model.batches(TEXT), np.ones((model.vocab_size, model.sizes.d_model), np.float32)
+    streams = Streams(batches, model.sizes.d_model)
+    moments_of = partial(RoundingMoments, model, batches, Workspace())
+    passes = StatisticsPasses(model, find_uses(model, weights_in(model, "all")), batches, streams, moments_of, quiet)
+    loaded = {group: set(model.weights._loaded) for group, _ in passes.run()}
+    assert loaded == {group: set() for group in range(-1, len(model.layers))}
+    read, change = list[set[int]](), model.changed
+
+    def changed(*args: Any) -> RunningModel:
+        read.append(set(model.weights._loaded))
+        return change(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunningModel, "changed", lambda _, *args: changed(*args))
+        FitStreams(model, streams, {"embed_tokens": table})
+    assert read == [set()]
 
 
 def evaluated_by_batches(before: RunningModel, after: RunningModel) -> Evaluation:
