@@ -52,13 +52,13 @@ def measured(page: Path) -> Iterator[tuple[str, list[Numbers]]]:
             yield section[0].lstrip("# "), [numbers for numbers in found if numbers]
 
 
-def first_commits() -> dict[Numbers, str]:
-    """Return "date | commit" of the first commit with these numbers in a row of a page or of a CSV file."""
-    first, commit = dict[Numbers, str](), ""
+def first_commits() -> dict[Numbers, tuple[int, str]]:
+    """Return the first commit with these numbers in a row of a page or CSV file: its count, and "date | commit"."""
+    first, commit = dict[Numbers, tuple[int, str]](), (0, "")
     log = _git("log", "--reverse", "--unified=0", "-p", "--format=%x00%cs | %h", "--", "*.md", "*.csv")
     for line in log.split("\n"):
         if line.startswith("\0"):
-            commit = line[1:]
+            commit = commit[0] + 1, line[1:]
         elif line.startswith("+"):
             first.setdefault(numbers_of(line), commit)
     return first
@@ -71,7 +71,7 @@ def _git(*arguments: str) -> str:
 def main() -> None:
     first = first_commits()
     rows = [
-        f"| [{page.stem}]({page.name}) | {title} | {max(first[numbers] for numbers in measured_rows)} |"
+        f"| [{page.stem}]({page.name}) | {title} | {max(first[numbers] for numbers in measured_rows)[1]} |"
         for page in sorted(DOCS.glob("*.md"))
         if page != PAGE and page.stem not in OTHERS
         for title, measured_rows in measured(page)
