@@ -17,9 +17,8 @@ from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, 
 from tnlib_adapters.factors.interpolative import unpack
 from tnlib_adapters.factors.projections import Projections, Sizes, unstack
 from tnlib_adapters.files.folder import Folder
+from tnlib_adapters.files.process_memory import LARGE_TABLE
 from tnlib_adapters.files.safetensors_file import ComputedTensor, TensorInfo
-
-_LARGE = 2**24  # parameters from which a weight is multiplied out in single precision, in half of the memory
 
 
 def expand(matrices: Sequence[FactoredMatrix], sizes: Sizes, dtype: Any = np.float64) -> Projections:
@@ -134,9 +133,9 @@ class ExpandedTensor(ComputedTensor):
     transposed: bool
 
     def read_stored(self) -> Array:
-        """Multiply out, in double precision unless the product is large."""
+        """Multiply out, in double precision unless the table is large."""
         matrices = [self.description.read(lambda part: self.parts[part].read_finite())]
-        dtype = np.float32 if self.size >= _LARGE else np.float64
+        dtype = np.float32 if self.size >= LARGE_TABLE else np.float64
         weight = expand(matrices, self.sizes, dtype).weights[self.description.module]
         del matrices  # before the product is copied in single precision
         return (weight.T if self.transposed else weight).astype(np.float32, copy=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 BATCH_TOKENS = 1024  # products run at full speed, and a short text still gives many batches
 WEIGHTS = 1 << 30  # bytes of weights in float32
+LARGE_TABLE = 2**24  # parameters of an embedding or unembedding of which no array in double precision is made
 
 
 def peak_memory() -> int:

@@ -69,15 +69,11 @@ def fit_to_output(
     held_out, fitted = split_batches(len(split.batches))
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
-    for k, factor in enumerate(_ATTEMPTS):
-
-        def show(done: int, first: int = k * n_steps) -> None:
-            progress(first + done, first + n_steps)
-
+    for factor in _ATTEMPTS:
         fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
         with fit.without_originals():
             before = fit.error(held_out)
-            fit.descend(order, factor, show)
+            fit.descend(order, factor, progress)
             if fit.error(held_out) < before:
                 return fit.result()
         del fit  # before the next one is made
@@ -117,23 +113,23 @@ class _OutputFit:
                 stack.enter_context(block.without_originals())
             yield
 
-    def descend(self, order: Sequence[int], factor: float, progress: Callable[[int], None]) -> None:
+    def descend(self, order: Sequence[int], factor: float, progress: Callable[[int, int], None]) -> None:
         """Move codes, scales and vectors, one batch of `order` a step, at rates times `factor`.
 
         At the end they take values that their formats store.
         """
         optimiser, schedule = make_optimiser([own.move for own in self.fitted], factor * _RATE, len(order), fused=False)
         rate = factor * min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
-        of_codes = [_CodeDescent(moved.codes, moved.edges) for moved in self.codes]
+        of_codes = [_CodeDescent(moved) for moved in self.codes]
         for done, b in enumerate(order):
-            progress(done)
+            progress(done, len(order))
             for descent in of_codes:
                 descent.rate = rate * rate_factor(len(order), done)
             self.add_gradients(b)
             optimiser.step()
             optimiser.zero_grad()
             schedule.step()
-        progress(len(order))
+        progress(len(order), len(order))
         self.store_moves()
 
     def store_moves(self) -> None:
@@ -299,14 +295,14 @@ class _CodeDescent:
     Mean squares are products of one number for a row and one for a column (Shazeer and Stern, Adafactor, 2018): those
     of Adam, and its momentum, would take twice the memory of the codes, and gain nothing on the built-in Llama in 2
     bits. Adafactor of torch moves by the size of the codes themselves, which grows with the bits. A gradient is freed
-    before those of other blocks are computed. Codes are clamped to `edges`: one far beyond would take many steps to
-    come back.
+    before those of other blocks are computed. Codes are clamped to the edges of their range: one far beyond would take
+    many steps to come back.
     """
 
     rate = 0.0  # of the next step
 
-    def __init__(self, codes: Tensor, edges: tuple[float, float]) -> None:
-        self._n_steps, self._edges = 0, edges
+    def __init__(self, moved: _MovedIntegers) -> None:
+        codes, self._edges, self._n_steps = moved.codes, moved.edges, 0
         self._rows, self._columns = (torch.zeros(n, device=codes.device) for n in codes.shape)
         codes.register_post_accumulate_grad_hook(self.step)  # type: ignore[no-untyped-call]
 

@@ -109,7 +109,7 @@ def test_large_weights_are_multiplied_out_in_single_precision(
     compress(llama, tmp_path / "out", **by_options(keep=0.5, what="all", method="matrix"))
     tensors = open_checkpoint(tmp_path / "out").folder.tensors
     wanted = {name: info.read() for name, info in tensors.items() if isinstance(info, expansion.ExpandedTensor)}
-    monkeypatch.setattr(expansion, "_LARGE", 1)
+    monkeypatch.setattr(expansion, "LARGE_TABLE", 1)
     assert len(wanted) > 1
     for name, values in wanted.items():
         found = tensors[name].read()

@@ -126,7 +126,7 @@ def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) ->
         matrices.append(rounded(whole, 3))
     block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
     moved = [own for own in block.fitted if isinstance(own, output_fit._MovedIntegers)]
-    codes, descents = [own.codes for own in moved], [output_fit._CodeDescent(own.codes, own.edges) for own in moved]
+    codes, descents = [own.codes for own in moved], [output_fit._CodeDescent(own) for own in moved]
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
     assert len(descents) >= len(matrices)

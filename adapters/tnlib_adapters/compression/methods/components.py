@@ -33,13 +33,13 @@ import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.allocate import Curve
+from tnlib_adapters.files.process_memory import LARGE_TABLE
 
 if TYPE_CHECKING:
     import torch
 
 _COLUMNS, _ROWS = 64, 4096  # in memory at once as squares, and in double precision
 _LARGE_WEIGHT = 2**22  # numbers; below, a decomposition in double precision takes less than a second
-LARGE_TABLE = 2**24  # numbers of an embedding or unembedding of which no array in double precision is made
 _RAISED = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)  # shifts of singular moments, of a mean eigenvalue of 1
 
 
