@@ -13,14 +13,28 @@ well conditioned for every product and survives rounding to half precision.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib.linalg.maxvol import maxvol, pivots
 from tnlib.linalg.scaling import exponent_of, shift
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 
 _LARGEST = 2.0  # bound on the entries of L L[I]^-1
+
+
+def without_gauge(matrix: FactoredMatrix) -> FactoredMatrix:
+    """Return a product of two factors, whose left one may have a bias as last row, in interpolative form.
+
+    Other matrices are returned as they are.
+    """
+    if matrix.kind != "low_rank":
+        return matrix
+    left, right, rows = pack(*(matrix.arrays[part].astype(np.float64) for part in ("left", "right")))
+    factors = {part: a.astype(matrix.arrays[part].dtype) for part, a in {"left": left, "right": right}.items()}
+    return replace(matrix, kind="interpolative", arrays={**matrix.arrays, **factors}, rows=rows)
 
 
 def pack(left: Array, right: Array) -> tuple[Array, Array, tuple[int, ...]]:

@@ -22,9 +22,10 @@ from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration import group_moments  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
-from tnlib_adapters.instrument import layer_fit, output_fit, weight_inputs  # noqa: E402
+from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
 from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
+from tnlib_adapters.instrument.fitted_block import FittedBlock  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
 from tnlib_adapters.instrument.stored_weights import Placement  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -124,16 +125,15 @@ def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) ->
         of, module = (name, "") if name in NAMES else ("", name)
         whole = FactoredMatrix("dense", of, {whole_part(of): np.zeros(weight.shape, np.float32)}, module=module)
         matrices.append(rounded(whole, 3))
-    block = output_fit._FittedBlock(Block(model, 1), matrices, with_vectors=True)
-    moved = [own for own in block.fitted if isinstance(own, output_fit._MovedIntegers)]
-    codes, descents = [own.codes for own in moved], [output_fit._CodeDescent(own) for own in moved]
+    block = FittedBlock(Block(model, 1), matrices, with_vectors=True)
+    descents = [own.descent for own in (*block.integers, *block.factors)]
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
     assert len(descents) >= len(matrices)
     assert {own.device for descent in descents for own in (descent._rows, descent._columns)} == {DEVICE}
-    assert {own.device for own in codes} == {DEVICE}
-    assert {own.grad for own in codes} == {None}  # taken by the descents
-    moves = [moved.move for moved in block.fitted]
+    assert {descent.matrix.device for descent in descents} == {DEVICE}
+    assert {descent.matrix.grad for descent in descents} == {None}  # taken
+    moves = [moved.move for moved in block.moved]
     assert len(moves) > len(matrices)
     assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}
     assert {move.grad.dtype for move in moves} == {torch.float32}

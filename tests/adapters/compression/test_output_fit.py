@@ -1,9 +1,9 @@
-"""Integers fitted to the predictions of a language model: gradients, what changes and what stays, refusal."""
+"""Integers and factors fitted to the predictions of a language model: gradients, what changes and stays, refusal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +18,9 @@ from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.fit_by_block import fit_steps  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, Integers  # noqa: E402
-from tnlib_adapters.instrument import output_fit  # noqa: E402
+from tnlib_adapters.instrument import fitted_block, output_fit  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
+from tnlib_adapters.instrument.fitted_block import Descent, MovedIntegers  # noqa: E402
 from tnlib_adapters.instrument.running_model import RunningModel, open_running  # noqa: E402
 from transformers_models import made_up_text, random_model, save_with_tokenizer  # noqa: E402
 
@@ -27,22 +28,24 @@ MODELS = ("llama", "gpt2", "qwen2")
 VECTORS = ("norm", "LayerNorm", "ln_", "bias")
 
 
-STEPS = {  # batches, effort, fits in memory, predicts -> steps of a layer, and of the whole model
-    (16, "low", True, True): (0, 0),
-    (16, "default", True, True): (0, 32),
-    (70, "default", True, True): (0, 140),
-    (16, "high", True, True): (0, 96),
-    (16, "default", True, False): (32, 0),
-    (16, "default", False, True): (16, 0),
+STEPS = {  # batches, effort, fits in memory, predicts -> steps of a layer, in bits or not, and of the whole model
+    (16, "low", True, True): (0, 0, 0),
+    (16, "default", True, True): (0, 32, 32),
+    (70, "default", True, True): (0, 140, 140),
+    (16, "high", True, True): (0, 400, 96),
+    (16, "default", True, False): (32, 96, 0),
+    (16, "default", False, True): (16, 16, 0),
 }
 
 
 @pytest.mark.parametrize("case", STEPS, ids=str)
-def test_what_is_fitted(case: tuple[int, str, bool, bool]) -> None:
+@pytest.mark.parametrize("in_bits", [True, False], ids=["bits", "factors"])
+def test_what_is_fitted(in_bits: bool, case: tuple[int, str, bool, bool]) -> None:
     """Language models are fitted as a whole, encoders, and models beyond memory, layer by layer."""
     n_batches, effort, in_memory, predicts = case
-    steps = fit_steps(n_batches, effort, in_bits=True, fit_in_memory=in_memory, predicts=predicts)
-    assert steps == STEPS[case]
+    rounded, factors, of_model = STEPS[case]
+    steps = fit_steps(n_batches, effort, in_bits=in_bits, fit_in_memory=in_memory, predicts=predicts)
+    assert steps == (rounded if in_bits else factors, of_model)
 
 
 @pytest.fixture
@@ -50,8 +53,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return save_with_tokenizer(random_model(request.param), tmp_path / "model")
 
 
-def rounded_model(folder: Path, scratch: Path, bits: int = 3) -> tuple[RunningModel, Streams, dict[str, list[Any]]]:
-    """A model, streams of a text, and its weights in integers by module, biases of the attention included."""
+def changed_model(
+    folder: Path, change: Callable[..., FactoredMatrix]
+) -> tuple[RunningModel, Streams, dict[str, list[FactoredMatrix]]]:
+    """A model, streams of a text, and its changed weights by module, biases of the attention included."""
     checkpoint, model = open_checkpoint(folder), open_running(folder, batch_tokens=64)
     matrices = dict[str, list[FactoredMatrix]]()
     for k, module in enumerate(checkpoint.wiring.attention_modules):
@@ -60,48 +65,82 @@ def rounded_model(folder: Path, scratch: Path, bits: int = 3) -> tuple[RunningMo
         for name, weight in projections.weights.items():
             bias = {"bias": projections.biases[name]} if name in projections.biases else {}
             whole = FactoredMatrix("dense", name, {whole_part(name): weight} | bias, module=module)
-            matrices[module].append(rounded(whole, bits))
+            matrices[module].append(change(whole, by_row=False))
     for name, linear in checkpoint.wiring.matrices.items():
         tensor = checkpoint.folder.tensors.get(linear.weight)
         if tensor is not None:
             weight = np.asarray(linear.on_rows(tensor.read()), np.float32)
             by_row = checkpoint.wiring.is_embedding(name)
             whole = FactoredMatrix("dense", "", {whole_part(""): weight}, module=name)
-            matrices[name] = [rounded(whole, bits, by_row=by_row)]
+            matrices[name] = [change(whole, by_row=by_row)]
     batches = model.batches(made_up_text(40))
     return model, Streams(batches, model.sizes.d_model), matrices
 
 
+def in_bits(matrix: FactoredMatrix, *, by_row: bool) -> FactoredMatrix:
+    return rounded(matrix, 3, by_row=by_row)
+
+
+def truncated(matrix: FactoredMatrix, *, by_row: bool) -> FactoredMatrix:
+    """Most components of a weight in a block, its bias as a last row, but of "o"; tables stay."""
+    if by_row:
+        return matrix
+    arrays = dict(matrix.arrays)
+    weight = arrays.pop(whole_part(matrix.of))
+    biases = matrix.of if "bias" in arrays and matrix.of != "o" else ""
+    if biases:
+        weight = np.concatenate([weight, arrays.pop("bias")[None]])
+    u, s, vt = np.linalg.svd(weight, full_matrices=False)
+    r = len(s) * 7 // 8
+    factors = {"left": (u[:, :r] * s[:r]).astype(np.float32), "right": vt[:r].astype(np.float32)}
+    return FactoredMatrix("low_rank", matrix.of, factors | arrays, biases=biases, module=matrix.module)
+
+
+def keep_gradients(patch: pytest.MonkeyPatch) -> None:
+    """Leave the gradients of codes and factors where they are."""
+    patch.setattr(Descent, "step", lambda *_: None)
+
+
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
-def test_gradients_are_those_of_the_error(folder: Path, tmp_path: Path) -> None:
-    """Along a random direction of all moves, beside a central difference of the error."""
-    model, streams, matrices = rounded_model(folder, tmp_path)
+@pytest.mark.parametrize("change", [in_bits, truncated])
+def test_gradients_are_those_of_the_error(
+    change: Callable[..., FactoredMatrix], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along a random direction of all moves, and of factors, beside a central difference of the error."""
+    keep_gradients(monkeypatch)
+    model, streams, matrices = changed_model(folder, change)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    n_moves = [sum(moved.move.numel() for moved in block.fitted) for block in fit._blocks]
+    n_moves = [sum(moved.move.numel() for moved in block.moved) for block in fit._blocks]
     assert min(n_moves) > 0
+    factors = [own.values() for own in fit._factors]
+    assert (len(factors) > 10) == (change is truncated)
+    moves = [*(moved.move for moved in fit.moved), *factors]
+    steps = [2e-3] * len(fit.moved) + [2e-3 * float(factor.detach().abs().mean()) for factor in factors]
+    starts = [move.detach().clone() for move in moves]
     fit.add_gradients(0)
-    gradients = [moved.move.grad.clone() for moved in fit.fitted]
+    gradients = [move.grad.clone() * step for move, step in zip(moves, steps, strict=True)]
     generator = torch.Generator().manual_seed(0)
     direction = [torch.sign(torch.randn(g.shape, generator=generator)) * (g != 0) for g in gradients]
     slope = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
-    errors, step = [], 2e-3
+    errors = []
     for sign in (1, -1):
         with torch.no_grad():
-            for moved, d in zip(fit.fitted, direction, strict=True):
-                moved.move.copy_(sign * step * d)
+            for move, start, d, step in zip(moves, starts, direction, steps, strict=True):
+                move.copy_(start + sign * step * d)
         errors.append(fit.error([0]))
     batch = streams.batches[0]
-    assert slope == pytest.approx((errors[0] - errors[1]) / (2 * step) / batch.n_tokens, rel=0.03)
+    assert slope == pytest.approx((errors[0] - errors[1]) / 2 / batch.n_tokens, rel=0.03)
 
 
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
-def test_gradients_of_codes_are_those_of_the_values(folder: Path, tmp_path: Path) -> None:
+def test_gradients_of_codes_are_those_of_the_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value is the scale times the code minus its centre, so that gradients of codes give those of scales."""
-    model, streams, matrices = rounded_model(folder, tmp_path)
+    keep_gradients(monkeypatch)
+    model, streams, matrices = changed_model(folder, in_bits)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=False)
     fit.add_gradients(0)
-    assert len(fit.codes) > len(fit._blocks)
-    for own in fit.codes:
+    assert len(fit.integers) > len(fit._blocks)
+    for own in fit.integers:
         form, (axis,) = own._form, own._form.axes
         products = own.codes.grad * (own.codes.detach() - form.centre)
         groups = products.split(form.group_sizes(products.shape[axis]), axis)
@@ -113,13 +152,13 @@ def test_gradients_of_codes_are_those_of_the_values(folder: Path, tmp_path: Path
 
 def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
     """Against their gradient, whatever its size in a row or column, and by a few times the rate at most."""
-    moved = output_fit._MovedIntegers(
+    moved = MovedIntegers(
         Integers(np.full((30, 20), 3, np.uint8), np.ones((1, 20), np.float32), IntegerFormat(3, 0)), torch.device("cpu")
     )
     rng = np.random.default_rng(0)
     sizes = 10.0 ** rng.uniform(-8, 2, (30, 1)) * 10.0 ** rng.uniform(-8, 2, (1, 20))
     signs = rng.choice([-1.0, 1.0], (30, 20))
-    descent = output_fit._CodeDescent(moved)
+    descent = moved.descent
     descent.rate = 0.1
     for step in (1, 2):  # gradients of one size: the mean squares are theirs from the first step on
         moved.codes.grad = torch.from_numpy(sizes * signs).float()
@@ -128,15 +167,15 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
         assert moved.codes.grad is None
         moves = (moved.codes.detach().numpy() - 3) * -signs / step
         assert np.allclose(np.delete(np.delete(moves, 3, 0), 4, 1), 0.1, rtol=1e-2)
-        assert moves[3, 4] == pytest.approx(0.1 * output_fit._LARGEST, rel=1e-5)
+        assert moves[3, 4] == pytest.approx(0.1 * fitted_block._LARGEST, rel=1e-5)
 
 
 def test_codes_at_the_end_of_their_range_come_back() -> None:
     """However far they are pushed: a code of 7 is at most a cell away from 6."""
-    moved = output_fit._MovedIntegers(
+    moved = MovedIntegers(
         Integers(np.full((4, 5), 6, np.uint8), np.ones((1, 5), np.float32), IntegerFormat(3, 0)), torch.device("cpu")
     )
-    descent = output_fit._CodeDescent(moved)
+    descent = moved.descent
     descent.rate = 0.3
     for _ in range(40):
         moved.codes.grad = torch.full((4, 5), -1.0)
@@ -149,8 +188,9 @@ def test_codes_at_the_end_of_their_range_come_back() -> None:
 
 
 @pytest.mark.parametrize("folder", mostly_slow(MODELS, ["llama", "gpt2"]), indirect=True)
-def test_integers_keep_their_format_and_the_error_falls(folder: Path, tmp_path: Path) -> None:
-    model, streams, matrices = rounded_model(folder, tmp_path)
+@pytest.mark.parametrize("change", [in_bits, truncated])
+def test_matrices_keep_their_form_and_the_error_falls(change: Callable[..., FactoredMatrix], folder: Path) -> None:
+    model, streams, matrices = changed_model(folder, change)
     freed: list[bool] = []
 
     def progress(*_: int) -> None:
@@ -161,14 +201,22 @@ def test_integers_keep_their_format_and_the_error_falls(folder: Path, tmp_path: 
     assert not any(value.is_meta for value in model.model.parameters())
     pairs = [pair for name in matrices for pair in zip(matrices[name], fitted[name], strict=True)]
     for before, after in pairs:
+        assert before.describe() == after.describe()
+        assert [a.dtype for a in after.arrays.values()] == [a.dtype for a in before.arrays.values()]
         for part, integers in before.integers.items():
             own = after.integers[part]
             assert own.format == integers.format
             assert own.codes.dtype == integers.codes.dtype
             assert own.codes.max() <= own.format.code_range[1]
             assert np.array_equal(own.format.stored_scales(own.scales), own.scales)
-    assert any(not np.array_equal(a.integers[p].codes, b.integers[p].codes) for a, b in pairs for p in a.integers)
-    assert sum(not np.array_equal(a.integers[p].scales, b.integers[p].scales) for a, b in pairs for p in a.integers) > 4
+    if change is in_bits:
+        both = [(a.integers[part], b.integers[part]) for a, b in pairs for part in a.integers]
+        assert any(not np.array_equal(a.codes, b.codes) for a, b in both)
+        assert sum(not np.array_equal(a.scales, b.scales) for a, b in both) > 4
+    else:
+        of_blocks = [(a, b) for a, b in pairs if a.kind == "low_rank" and not model.wiring.is_unembedding(a.module)]
+        assert of_blocks
+        assert not any(np.array_equal(a.arrays[part], b.arrays[part]) for a, b in of_blocks for part in a.arrays)
     assert vectors
     assert all(any(word in name for word in VECTORS) for name in vectors)
     stored = model.weights.source.stored
@@ -186,22 +234,23 @@ def test_integers_keep_their_format_and_the_error_falls(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
-def test_a_fit_that_does_not_help_is_dropped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rate in ("_RATE", "_CODE_RATE"):
+@pytest.mark.parametrize("change", [in_bits, truncated])
+def test_a_fit_that_does_not_help_is_dropped(
+    change: Callable[..., FactoredMatrix], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rate in ("_RATE", "_CODE_RATE", "_FACTOR_SHARE"):
         monkeypatch.setattr(output_fit, rate, 0.0)
-    model, streams, matrices = rounded_model(folder, tmp_path)
+    model, streams, matrices = changed_model(folder, change)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
     assert vectors == {}
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
-def test_a_diverging_fit_is_repeated_at_a_lower_rate(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_diverging_fit_is_repeated_at_a_lower_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_fit, "_CODE_RATE", 5.0)
     monkeypatch.setattr(output_fit, "_CODE_WALK", 100.0)
-    model, streams, matrices = rounded_model(folder, tmp_path)
+    model, streams, matrices = changed_model(folder, in_bits)
     steps: list[tuple[int, int]] = []
 
     def progress(*step: int) -> None:
@@ -217,9 +266,28 @@ def test_a_diverging_fit_is_repeated_at_a_lower_rate(
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
-def test_the_original_weights_come_back(folder: Path, tmp_path: Path) -> None:
+def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
+    """A sixth of the first step that doubles the error; the trials leave no trace."""
+    model, streams, matrices = changed_model(folder, truncated)
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
+    starts, error = [own.values().detach().clone() for own in fit._factors], fit.error([0])
+    step = fit._factor_rate(1, [0], error) / output_fit._FACTOR_SHARE
+    assert all(torch.equal(own.values(), start) for own, start in zip(fit._factors, starts, strict=True))
+    assert not any(moved.move.any() or moved.move.grad is not None for moved in fit.moved)
+    errors = []
+    for tried in (step / 2, step):
+        for own, start in zip(fit._factors, starts, strict=True):
+            own.descent.restart(start)
+            own.descent.rate = tried
+        fit.add_gradients(1)
+        errors.append(fit.error([0]))
+    assert errors[0] < 2 * error <= errors[1]
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_the_original_weights_come_back(folder: Path) -> None:
     """They are freed during the fit, and in place when it is over."""
-    model, streams, matrices = rounded_model(folder, tmp_path)
+    model, streams, matrices = changed_model(folder, in_bits)
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=False)
     with fit.without_originals():
@@ -227,7 +295,7 @@ def test_the_original_weights_come_back(folder: Path, tmp_path: Path) -> None:
     assert sum(name.endswith("proj.weight") for name in freed) == 7 * len(model.layers)
     assert all("proj." in name for name in freed)  # not the norms, which still run
     assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
-    of_rounded = fit._rounded.model.model.named_parameters()
+    of_rounded = fit._changed.model.model.named_parameters()
     assert all(value.is_meta for name, value in of_rounded if ".layers.1." in name)
 
 

@@ -30,6 +30,7 @@ from tnlib_adapters.compression.methods.method_table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
+from tnlib_adapters.factors.interpolative import without_gauge
 
 from tnlib import ArgumentError
 
@@ -242,7 +243,11 @@ def factorisation(seed: int) -> Factorisation:
         is_table = name == "table"
         options = ComponentOptions(weight, components(weight), gauged=not is_table, looked_up=is_table)
         parts[name] = LazyPart(ModuleWeights({"": options}), Workspace())
-    return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()))
+
+    def finish(chosen: Any) -> Any:
+        return {name: own if name == "table" else [*map(without_gauge, own)] for name, own in chosen}.items(), {}
+
+    return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()), finish=finish)
 
 
 def multiplications(name: str, rank: int | None) -> int:

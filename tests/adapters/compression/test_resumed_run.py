@@ -228,7 +228,7 @@ def test_an_interrupted_fit_to_the_predictions_starts_from_the_statistics(text, 
     source = save_with_tokenizer(random_model("llama"), tmp_path / "llama")
 
     def stop(stage, done, total):
-        if stage == "fitting integers to the output" and done == step:
+        if stage == "fitting to the predictions" and done == step:
             assert total > step
             raise KeyboardInterrupt
 

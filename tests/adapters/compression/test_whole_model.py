@@ -29,6 +29,7 @@ from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E4
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import sample_batches  # noqa: E402
 from tnlib_adapters.factors.expansion import expand  # noqa: E402
+from tnlib_adapters.factors.interpolative import without_gauge  # noqa: E402
 from tnlib_adapters.factors.projections import Sizes  # noqa: E402
 from tnlib_adapters.instrument.block_passes import Streams  # noqa: E402
 from tnlib_adapters.instrument.running_model import find_module, open_running  # noqa: E402
@@ -77,7 +78,7 @@ def test_what_the_gauge_frees_is_not_stored() -> None:
     w = np.random.default_rng(2).standard_normal((30, 20))
     plain, gauged = (ComponentOptions(w, components(w), gauged=gauged) for gauged in (False, True))
     for rank in (0, 1, 7):
-        one, other = plain.at(rank), gauged.at(rank)
+        one, other = plain.at(rank), without_gauge(gauged.at(rank))
         assert other.n_parameters == gauged.curve.costs[rank] == one.n_parameters - rank**2 + rank
         whole = expand([dataclasses.replace(other, module="m")], Sizes(1, 1, 1)).weights["m"]
         np.testing.assert_allclose(whole, one.arrays["left"] @ one.arrays["right"], atol=1e-12)

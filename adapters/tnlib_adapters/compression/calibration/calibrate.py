@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
-from tnlib_adapters.factors.interpolative import pack
 from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import Products
 
@@ -62,7 +61,7 @@ class ComponentOptions:
         return curve if self.output_bias is None else replace(curve, costs=curve.costs + self.output_bias.size)
 
     def at(self, option: int) -> FactoredMatrix:
-        """Return the factors of an option."""
+        """Return the factors of an option, in the gauge of the components."""
         return self.packed(self.factors(option), self.output_bias)
 
     def factors(self, option: int) -> tuple[Array, ...]:
@@ -72,22 +71,19 @@ class ComponentOptions:
         return (self.weight,) if self.name else ()
 
     def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
-        """Return the factored matrix with these factors."""
+        """Return the factored matrix with these factors, in their gauge."""
         bias = {"bias": output_bias} if self.name == "o" and output_bias is not None else {}
-        if len(factors) == 2 and self.gauged:
-            left, right, rows = pack(*(factor.astype(np.float64) for factor in factors))
-            biases = self.name * self.is_biased
-            return self._matrix("interpolative", {"left": left, "right": right} | bias, rows=rows, biases=biases)
         if len(factors) == 2:
-            return self._matrix("low_rank", {"left": factors[0], "right": factors[1]})
+            left, right = factors
+            return self._matrix("low_rank", {"left": left, "right": right} | bias, self.name * self.is_biased)
         (weight,) = factors or (self.weight,)
         if self._stores_bias:
             bias = {"bias": weight[-1] if self.has_bias_row else np.zeros(weight.shape[1])}
         return self._matrix("dense", {whole_part(self.name): weight[: self._n_in]} | bias)
 
-    def _matrix(self, kind: str, arrays: Mapping[str, Array], **stored: Any) -> FactoredMatrix:
+    def _matrix(self, kind: str, arrays: Mapping[str, Array], biases: str = "") -> FactoredMatrix:
         cast = {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
-        return FactoredMatrix(kind, self.name, cast, **stored)
+        return FactoredMatrix(kind, self.name, cast, biases=biases)
 
     @property
     def _n_in(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
@@ -24,6 +24,7 @@ from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.interpolative import without_gauge
 from tnlib_adapters.factors.model_weights import count_parameters
 from tnlib_adapters.instrument.block_passes import Streams
 from tnlib_adapters.instrument.layer_fit import fit_layers
@@ -34,23 +35,26 @@ Pack = Callable[[Any, str, Any], FactoredMatrix]  # of fitted weights of a block
 FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of chosen weights
 # Most batches of the fit of a layer, one in a step, of factors and of rounded weights; of a whole model as the latter
 STEPS, ROUNDED_STEPS = 400, 200
-PASSES = {"low": 0, "default": 2, "high": 1000}  # of rounded weights over the text in a layer, by effort
-_FACTOR_PASSES = 3  # of factors, for each pass of rounded weights: they start further from the original
-# Of rounded weights through a language model. SmolLM2 in 2 bits: 0.943 nats a token with 2, 0.886 with 6, 0.883 with 10
+PASSES = {"low": 0, "default": 2, "high": 1000}  # over the text in a layer, by effort
+_ALONE = 3  # more passes of factors, where no fit of the whole model follows
+# Of all weights of a language model. SmolLM2 in 2 bits: 0.943 nats a token with 2, 0.886 with 6, 0.883 with 10
 OUTPUT_PASSES = {"low": 0, "default": 2, "high": 6}
 
 
 def fit_steps(n_batches: int, effort: str, *, in_bits: bool, fit_in_memory: bool, predicts: bool) -> tuple[int, int]:
     """Return the batches that the fit of a layer reads, one in a step, and those that the fit of the whole model reads.
 
-    Rounded language models that fit in memory are fitted as a whole. A fit by layers before, of the built-in Llama in 3
-    bits, takes half of the time more and ends at the same divergence. Models that do not fit in memory are fitted layer
-    by layer, in at most one pass over the text.
+    Language models that fit in memory are fitted as a whole, factors layer by layer before: with the attention and
+    feed-forward layers of the built-in Llama at three quarters, TODO. Rounded weights gain nothing by that, in half of
+    the time more. Models that do not fit in memory are fitted layer by layer, in at most one pass over the text.
     """
-    if in_bits and fit_in_memory and predicts:
-        return 0, min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches)
-    passes = PASSES[effort] * (1 if in_bits else _FACTOR_PASSES)
-    return min(ROUNDED_STEPS if in_bits else STEPS, (passes if fit_in_memory else min(passes, 1)) * n_batches), 0
+    as_whole = fit_in_memory and predicts
+    of_model = min(ROUNDED_STEPS, OUTPUT_PASSES[effort] * n_batches) if as_whole else 0
+    if in_bits:
+        passes, most = 0 if as_whole else PASSES[effort], ROUNDED_STEPS
+    else:
+        passes, most = PASSES[effort] * (1 if as_whole else _ALONE), STEPS
+    return min(most, (passes if fit_in_memory else min(passes, 1)) * n_batches), of_model
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,13 @@ def factorise_and_fit(
         files = None if folder is None else FittedFiles(streams, options, n_steps)
         return fit_blocks(chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
 
-    def fit_output(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
-        return fit_integers(model, streams, chosen, n_output_batches, request)
+    tables = {own.module for own in weights if own.is_table}
+
+    def finish(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
+        vectors: Mapping[str, Array] = {}
+        if n_output_batches:
+            chosen, vectors = fit_model(model, streams, chosen, n_output_batches, request)
+        return chosen if in_bits else _without_gauge(chosen, tables), vectors
 
     predicting = [own.module for own in weights if own.role == UNEMBEDDING or own.tied_key is not None]
     return Factorisation(
@@ -134,20 +143,27 @@ def factorise_and_fit(
         count_parameters(weights),
         COSINE if checkpoint.wiring.unembedding is None else DIVERGENCE,
         fit=fit if n_steps else None,
-        fit_output=fit_output if n_output_batches else None,
-        weights=dict.fromkeys(predicting, not_fitted) if n_steps else {},
+        finish=finish,
+        weights=dict.fromkeys(predicting, not_fitted) if n_steps or n_output_batches else {},
         in_bits=in_bits,
     )
 
 
-def fit_integers(
+def _without_gauge(chosen: Chosen, tables: Collection[str]) -> Chosen:
+    """Yield matrices without gauge freedom, but for tables: a look-up needs all rows of a factor."""
+    for name, matrices in chosen:
+        yield name, matrices if name in tables else [without_gauge(matrix) for matrix in matrices]
+        del matrices  # the name would keep them in memory while the next are made
+
+
+def fit_model(
     model: RunningModel, streams: Streams, chosen: Chosen, n_batches: int, request: Request
 ) -> tuple[Chosen, Mapping[str, Array]]:
-    """Return rounded weights fitted to the output of the model, and fitted vectors by stored name."""
+    """Return matrices fitted to the output of the model, and fitted vectors by stored name."""
     without_values = {
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
-    show = partial(request.run.progress, "fitting integers to the output")
+    show = partial(request.run.progress, "fitting to the predictions")
     with_vectors = request.what in ("all", "linear")
     fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
     with_values = ((name, [matrix.with_integers(matrix.integers) for matrix in of]) for name, of in fitted.items())

@@ -124,8 +124,9 @@ class Factorisation:
     # Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
     # after another.
     fit: Fit | None = None
-    # function that fits all matrices at once to the output of the model, and returns other fitted tensors by name
-    fit_output: Callable[[Chosen], tuple[Chosen, Mapping[str, Array]]] | None = None
+    # function that returns the matrices as they are stored, and other tensors by name, if a fit of the whole model or
+    # the choice of a gauge remains
+    finish: Callable[[Chosen], tuple[Chosen, Mapping[str, Array]]] | None = None
     # factors of the errors of some parts, in the sum over blocks; 1 for the others
     weights: Mapping[str, int] = field(default_factory=dict)
     in_bits: bool = False  # True if costs are bits instead of numbers, those of all stored floats included
@@ -250,8 +251,8 @@ class Factorisation:
         if is_last:
             chosen = self._freeing(chosen)
         vectors: Mapping[str, Array] = {}
-        if self.fit_output is not None:
-            chosen, vectors = self.fit_output(chosen)
+        if self.finish is not None:
+            chosen, vectors = self.finish(chosen)
         # a name for the factors would keep them in memory while the next block is fitted
         numbers = dict(starmap(keep, chosen))
         matrices.order(self.parts)
