@@ -18,7 +18,6 @@ from tnlib_adapters.compression.compressed_part import compressed_weights, error
 from tnlib_adapters.compression.methods.factorisation import RELATIVE, Plan
 from tnlib_adapters.compression.progress import Progress
 from tnlib_adapters.compression.report import HeadReport, LayerReport
-from tnlib_adapters.compression.write import is_rewritten
 from tnlib_adapters.factors.factored_matrix import Description
 from tnlib_adapters.factors.model_weights import count_parameters, weights_of
 from tnlib_adapters.factors.projections import Projections, Sizes
@@ -123,7 +122,7 @@ def compare_modules(before: Checkpoint, after: Checkpoint, plan: Plan) -> list[f
     """
     squares = []
     for own in (own for own in weights_of(before.wiring, before.folder.tensors) if not own.of):
-        if any(map(is_rewritten, plan.descriptions.get(own.module, ()))):
+        if any(description.is_rewritten for description in plan.descriptions.get(own.module, ())):
             # the compressed weight first: multiplying it out takes the most memory
             new, old = ({"": checkpoint.read(f"{own.module}.weight")} for checkpoint in (after, before))
             squares += [_of_weights(old, new, [""])] * error_weight(before, own)

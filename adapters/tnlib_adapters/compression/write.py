@@ -35,7 +35,7 @@ def write_checkpoint(checkpoint: Checkpoint, plan: Plan, layout: str, out: Path)
     config = dict(checkpoint.config)
     every = [description for of_module in plan.descriptions.values() for description in of_module]
     if layout == "factored":
-        described = [description for description in every if is_rewritten(description)]
+        described = [description for description in every if description.is_rewritten]
         names_dtype = "dtype" in config or "torch_dtype" in config
         if not names_dtype and any(description.formats for description in described):
             # without it transformers takes the dtype of the first floats in the file, which may be scales
@@ -102,14 +102,14 @@ def _replaced(checkpoint: Checkpoint, plan: Plan, layout: str) -> dict[str, list
     """Return the replaced tensors: the first of every module maps to all its new tensors, the others to none."""
     new, weights = dict[str, list[Entry]](), _by_module(checkpoint)
     for module, of_module in plan.descriptions.items():
-        described = [description for description in of_module if is_rewritten(description)]
+        described = [description for description in of_module if description.is_rewritten]
         if not described:
             continue
         replaced = _replaced_tensors(weights[module], described, checkpoint.sizes.d_model)
         dtype = widest_float(replaced.values())
 
         def matrices(module: str = module) -> list[FactoredMatrix]:
-            return [matrix for matrix in plan.matrices[module] if is_rewritten(matrix.describe())]
+            return [matrix for matrix in plan.matrices[module] if matrix.describe().is_rewritten]
 
         if layout in ENGINES:
             stored_as = ENGINES[layout].format_of(checkpoint)
@@ -215,11 +215,6 @@ def _whole_weight(description: Description) -> tuple[IntegerFormat, tuple[int, .
     ((part, form),) = description.formats.items()
     shape = description.shapes[part]
     return form, shape[::-1] if form.axes == (1,) else shape
-
-
-def is_rewritten(description: Description) -> bool:
-    """Return False for a dense weight outside the attention that is not rounded, whose tensor is copied."""
-    return bool(description.of or description.formats) or description.kind != "dense"
 
 
 def _by_module(checkpoint: Checkpoint) -> dict[str, list[ModelWeight]]:

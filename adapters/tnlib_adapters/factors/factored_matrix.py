@@ -58,6 +58,11 @@ class Description:
         """True if the weights are stored as they are, rounded or not, instead of as factors."""
         return self.kind in ("dense", "stack")
 
+    @property
+    def is_rewritten(self) -> bool:
+        """False for a dense weight outside the attention that is not rounded: its tensor is copied."""
+        return bool(self.of or self.formats) or self.kind != "dense"
+
     def n_bits(self, float_bits: int) -> int:
         """Return the bits of all parts and scales, with `float_bits` bits for a number without format.
 

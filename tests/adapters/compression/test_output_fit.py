@@ -266,6 +266,21 @@ def test_a_diverging_fit_is_repeated_at_a_lower_rate(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_a_weight_that_is_copied_is_not_fitted(folder: Path) -> None:
+    """A dense one, that is no projection, is that of the source in OUT."""
+    model, streams, matrices = changed_model(folder, truncated)
+    _, dense = changed_model(folder, lambda matrix, **_: matrix)[1:]
+    name = next(name for name in matrices if "down_proj" in name)
+    matrices |= {name: dense[name]} | {"layers.0.self_attn": dense["layers.0.self_attn"]}
+    fitted, _ = output_fit.fit_to_output(model, streams, matrices, 4, lambda *_: None, with_vectors=False)
+    assert fitted is not matrices
+    (one,) = fitted[name]
+    assert one is dense[name][0]
+    projections = zip(fitted["layers.0.self_attn"], dense["layers.0.self_attn"], strict=True)
+    assert not any(np.array_equal(a.arrays["weight"], b.arrays["weight"]) for a, b in projections)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     """A sixth of the first step that doubles the error; the trials leave no trace."""
     model, streams, matrices = changed_model(folder, truncated)
