@@ -40,7 +40,7 @@ class Descent:
 
     rate = 0.0  # of the next step, in `unit`
 
-    def __init__(self, matrix: Tensor, unit: float = 1.0, bounds: tuple[float | None, float | None] = (None, None)):
+    def __init__(self, matrix: Tensor, unit: float = 1.0, bounds: tuple[float, float] | None = None) -> None:
         self.matrix, self._unit, self._bounds = matrix, unit, bounds
         self._rows, self._columns = (torch.zeros(n, device=matrix.device) for n in matrix.shape)
         self._n_steps = 0
@@ -59,7 +59,7 @@ class Descent:
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
         # with a few outliers at once the fit would diverge
         matrix.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate * self._unit)
-        if self._bounds != (None, None):
+        if self._bounds is not None:
             matrix.clamp_(*self._bounds)
 
     @torch.no_grad()

@@ -67,8 +67,8 @@ def register(method: Method) -> Method:
 for _row in (
     Method(
         name="calibrated",
-        help="low-rank factors of each weight; components are ranked by their effect on the output, then fitted block "
-        "by block; requires --calibrate",
+        help="low-rank factors of each weight; components are ranked by their effect on the output, then fitted; "
+        "requires --calibrate",
         unit="model",
         factorise=f"{_HERE}.calibration.calibrate:factorise_calibrated",
         applies_to=EVERYWHERE,
