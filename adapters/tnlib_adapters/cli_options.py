@@ -92,8 +92,8 @@ _COMPRESSION = (
                   "batches become smaller, the result changes."),
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
                   help="Passes over the text in which the result is fitted to the original: low, none; default, two "
-                  "for rounded weights and six for factors; high, 200 and 400 steps of every block, or six passes "
-                  "for a rounded language model."),
+                  "of a language model that fits in memory, otherwise two of every block for rounded weights and six "
+                  "for factors; high, six of the model, and 200 and 400 steps of every block."),
     click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,

@@ -93,9 +93,10 @@ def compress(
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; "gguf" all
         matrices of a Llama and its tokenizer in one file for llama.cpp. Integers need calibration data.
     effort
-        Passes over the text in which the result is fitted to the original: "low", none; "default", two for rounded
-        weights and six for factors; "high", 200 and 400 steps of every block, or six passes for a rounded language
-        model. Of the whole model at most 200 batches are read.
+        Passes over the text in which the result is fitted to the original: "low", none; "default", two of a language
+        model that fits in memory, factors in two of every block before; otherwise two of every block for rounded
+        weights and six for factors; "high", six of the model, and 200 and 400 steps of every block. Of the whole model
+        at most 200 batches are read.
     run
         Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
 
@@ -115,7 +116,7 @@ def compress(
     ----------
     E. Frantar et al., "GPTQ" (2023), error-compensated rounding; A. Tseng et al., "Model-Preserving Adaptive Rounding"
     (2025), moments of output gradients; S. K. Esser et al., "Learned Step Size Quantization" (2020), and M. Chen et
-    al., "EfficientQAT" (2025), fitted scales; N. Shazeer and M. Stern, "Adafactor" (2018), steps of codes.
+    al., "EfficientQAT" (2025), fitted scales; N. Shazeer and M. Stern, "Adafactor" (2018), steps of codes and factors.
 
     Examples
     --------

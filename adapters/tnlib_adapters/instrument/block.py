@@ -141,8 +141,8 @@ class Block:
 
 
 def as_tensor(values: Array, device: torch.device) -> Tensor:
-    """Return a copy in float32 on a device."""
-    return torch.from_numpy(np.array(values, np.float32)).to(device)
+    """Return a copy in float32 on a device, with rows one after the other: products round differently by the order."""
+    return torch.from_numpy(np.array(values, np.float32, order="C")).to(device)
 
 
 def as_array(tensor: Tensor) -> Array:

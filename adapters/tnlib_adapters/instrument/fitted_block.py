@@ -35,13 +35,14 @@ class Descent:
     of Adam, and its momentum, would take twice the memory of the matrix, and gain nothing, neither for codes nor for
     factors of the built-in Llama. Adafactor of torch moves by the size of the entries themselves, which of codes grows
     with the bits. A gradient is freed before those of other blocks are computed. Entries are clamped to `bounds`: a
-    code far beyond its range would take many steps to come back.
+    code far beyond its range would take many steps to come back. The matrix is not held: its hook holds this object,
+    and torch would free neither.
     """
 
     rate = 0.0  # of the next step, in `unit`
 
     def __init__(self, matrix: Tensor, unit: float = 1.0, bounds: tuple[float, float] | None = None) -> None:
-        self.matrix, self._unit, self._bounds = matrix, unit, bounds
+        self._unit, self._bounds = unit, bounds
         self._rows, self._columns = (torch.zeros(n, device=matrix.device) for n in matrix.shape)
         self._n_steps = 0
         matrix.register_post_accumulate_grad_hook(self.step)  # type: ignore[no-untyped-call]
@@ -62,10 +63,8 @@ class Descent:
         if self._bounds is not None:
             matrix.clamp_(*self._bounds)
 
-    @torch.no_grad()
-    def restart(self, values: Tensor) -> None:
-        """Put values in, and forget all gradients."""
-        self.matrix.copy_(values)
+    def forget(self) -> None:
+        """Forget all gradients."""
         self._rows.zero_()
         self._columns.zero_()
         self._n_steps = 0
@@ -106,7 +105,7 @@ class MovedFactor:
     """A factor, or a whole weight, that is moved in units of its root mean square: zeros stay."""
 
     def __init__(self, start: Array, device: torch.device) -> None:
-        self._start, self._device = start, device
+        self._start = start
         self._values = as_tensor(start, device).requires_grad_()
         unit = float(self._values.detach().square().mean().sqrt()) if start.size else 0.0
         self.descent = Descent(self._values, unit)
@@ -115,9 +114,11 @@ class MovedFactor:
         """Return the factor."""
         return self._values
 
+    @torch.no_grad()
     def restart(self) -> None:
         """Return to the start."""
-        self.descent.restart(as_tensor(self._start, self._device))
+        self._values.copy_(as_tensor(self._start, self._values.device))
+        self.descent.forget()
 
     def array(self) -> Array:
         """Return the factor in the dtype of the start."""
@@ -128,7 +129,7 @@ class _FittedMatrix:
     """Parts of a matrix that are moved: integers with scales, or factors; and its bias."""
 
     def __init__(self, matrix: FactoredMatrix, device: torch.device) -> None:
-        self._matrix = matrix
+        self._matrix = matrix  # all of its parts are integers, or none
         self.integers = {part: MovedIntegers(integers, device) for part, integers in matrix.integers.items()}
         floats = {part: a for part, a in matrix.arrays.items() if part != "bias" and part not in self.integers}
         self.factors = {part: MovedFactor(a, device) for part, a in floats.items()}

@@ -27,17 +27,18 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.instrument.block import Block
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
-from tnlib_adapters.instrument.fitted_block import Descent, FittedBlock
+from tnlib_adapters.instrument.fitted_block import FittedBlock
 from tnlib_adapters.instrument.layer_fit import make_optimiser, order_of_steps, rate_factor, split_batches, tables_in
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import Group
 
-_RATE = 0.01  # of relative changes of scales and vectors, or, beside factors, at most their rate times the share
-_MOVE_SHARE = 4.0
+# Of relative changes of scales and vectors, and its largest ratio to the rate of factors beside them: at 0.01 vectors
+# of SmolLM2, whose factors have 0.0003, raise the error, 0.498 nats a token for 0.483
+_RATE, _MOVE_SHARE = 0.01, 4.0
 _CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: with 0.05 SmolLM2 in 2 bits diverges
 _CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
 # Steps of factors, relative to their size, of which the first that doubles the error is taken, and its share in a step
-_TRIED_STEPS, _FACTOR_SHARE = [2.0**k for k in range(-11, -3)], 1 / 6
+_TRIED_STEPS, _FACTOR_SHARE = [2.0**k for k in range(-14, -3)], 1 / 6
 _ATTEMPTS = (1.0, 0.25)  # factors of the rates: the second is tried if the error does not fall with the first
 # Of a step, or one text. Scales alone of the built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
 _STEP_TOKENS = 256
@@ -66,12 +67,14 @@ def fit_to_output(
     held_out, fitted = split_batches(len(split.batches))
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
+    factor_rate: float | None = None
     for factor in _ATTEMPTS:
         fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
         with fit.without_originals():
             before = fit.error(held_out)
-            fit.find_rates(order, held_out, before)
-            fit.descend(order, factor, progress)
+            if factor_rate is None:
+                factor_rate = fit.factor_rate(order, held_out, before)
+            fit.descend(order, factor, factor_rate, progress)
             if fit.error(held_out) < before:
                 return fit.result()
         del fit  # before the next one is made
@@ -105,7 +108,6 @@ class _OutputFit:
         self.integers = [own for block in self._blocks for own in block.integers]
         self._factors = [own for block in self._blocks for own in block.factors]
         self.moved = [own for block in self._blocks for own in block.moved]
-        self._rates, self._move_rate = list[tuple[Descent, float]](), _RATE
 
     @contextmanager
     def without_originals(self) -> Iterator[None]:
@@ -115,26 +117,20 @@ class _OutputFit:
                 stack.enter_context(block.without_originals())
             yield
 
-    def find_rates(self, order: Sequence[int], held_out: Sequence[int], error: float) -> None:
-        """Set the rates of a fit in this order: those of factors by their `error` on batches that are held out."""
-        code_rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
-        self._rates = [(own.descent, code_rate) for own in self.integers]
-        if self._factors and order:
-            rate = self._factor_rate(order[0], held_out, error)
-            self._rates += [(own.descent, rate) for own in self._factors]
-            self._move_rate = min(_RATE, _MOVE_SHARE * rate)
+    def factor_rate(self, order: Sequence[int], held_out: Sequence[int], error: float) -> float:
+        """Return a rate relative to the size of factors, by steps against the gradient on the first batch of `order`.
 
-    def _factor_rate(self, b: int, held_out: Sequence[int], error: float) -> float:
-        """Return a rate relative to the size of factors, by steps against the gradient on a batch.
-
-        It is a sixth of the first step, of twice the length of the one before, that doubles the error. Of rates that
-        were tried, the best is an eighth to a third of it for the built-in Llama with a quarter to three quarters of
-        its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former, makes the latter diverge.
+        It is a sixth of the first step, of twice the length of the one before, that doubles the `error` on batches that
+        are held out. Of rates that were tried, the best is an eighth to a third of it for the built-in Llama with a
+        quarter to three quarters of its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former,
+        makes the latter diverge.
         """
+        if not self._factors or not order:
+            return 0.0
         for step in _TRIED_STEPS:
             for factor in self._factors:
                 factor.descent.rate = step
-            self.add_gradients(b)
+            self.add_gradients(order[0])
             after = self.error(held_out)
             for factor in self._factors:
                 factor.restart()
@@ -144,16 +140,22 @@ class _OutputFit:
                 break
         return step * _FACTOR_SHARE
 
-    def descend(self, order: Sequence[int], factor: float, progress: Callable[[int, int], None]) -> None:
-        """Fit to the predictions, one batch of `order` a step, at the rates times `factor`.
+    def descend(
+        self, order: Sequence[int], factor: float, factor_rate: float, progress: Callable[[int, int], None]
+    ) -> None:
+        """Fit to the predictions, one batch of `order` a step, at rates times `factor`.
 
         At the end codes and scales take values that their formats store.
         """
+        code_rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
+        rates = [(own.descent, code_rate) for own in self.integers]
+        rates += [(own.descent, factor_rate) for own in self._factors]
         moves = {"params": [own.move for own in self.moved]}  # factors of the attention alone come without any
-        optimiser, schedule = make_optimiser([moves], factor * self._move_rate, len(order), fused=False)
+        move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self._factors else _RATE
+        optimiser, schedule = make_optimiser([moves], factor * move_rate, len(order), fused=False)
         for done, b in enumerate(order):
             progress(done, len(order))
-            for descent, rate in self._rates:
+            for descent, rate in rates:
                 descent.rate = factor * rate * rate_factor(len(order), done)
             self.add_gradients(b)
             optimiser.step()

@@ -127,12 +127,13 @@ def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) ->
         matrices.append(rounded(whole, 3))
     block = FittedBlock(Block(model, 1), matrices, with_vectors=True)
     descents = [own.descent for own in (*block.integers, *block.factors)]
+    matrices = [own.codes for own in block.integers] + [own.values() for own in block.factors]
     x = stream.detach().float().requires_grad_()
     block.run(x, call).sum().backward()
     assert len(descents) >= len(matrices)
     assert {own.device for descent in descents for own in (descent._rows, descent._columns)} == {DEVICE}
-    assert {descent.matrix.device for descent in descents} == {DEVICE}
-    assert {descent.matrix.grad for descent in descents} == {None}  # taken
+    assert {own.device for own in matrices} == {DEVICE}
+    assert {own.grad for own in matrices} == {None}  # taken
     moves = [moved.move for moved in block.moved]
     assert len(moves) > len(matrices)
     assert {own.device for move in moves for own in (move, move.grad)} == {DEVICE}

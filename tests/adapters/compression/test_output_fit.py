@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +43,7 @@ STEPS = {  # batches, effort, fits in memory, predicts -> steps of a layer, in b
 @pytest.mark.parametrize("case", STEPS, ids=str)
 @pytest.mark.parametrize("in_bits", [True, False], ids=["bits", "factors"])
 def test_what_is_fitted(in_bits: bool, case: tuple[int, str, bool, bool]) -> None:
-    """Language models are fitted as a whole, encoders, and models beyond memory, layer by layer."""
+    """Language models are fitted as a whole, encoders, models beyond memory and factors layer by layer."""
     n_batches, effort, in_memory, predicts = case
     rounded, factors, of_model = STEPS[case]
     steps = fit_steps(n_batches, effort, in_bits=in_bits, fit_in_memory=in_memory, predicts=predicts)
@@ -281,21 +283,38 @@ def test_a_weight_that_is_copied_is_not_fitted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("change", [in_bits, truncated])
+def test_a_fit_leaves_nothing_in_memory(change: Callable[..., FactoredMatrix], folder: Path) -> None:
+    """Tensors with hooks that hold them are never freed."""
+    model, streams, matrices = changed_model(folder, change)
+    fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
+    moved = [weakref.ref(own.codes) for own in fit.integers] + [weakref.ref(own.values()) for own in fit._factors]
+    fit.descend([1, 2], 1.0, 1e-3, lambda *_: None)
+    del fit
+    gc.collect()
+    assert moved
+    assert not any(own() is not None for own in moved)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     """A sixth of the first step that doubles the error; the trials leave no trace."""
     model, streams, matrices = changed_model(folder, truncated)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
     starts, error = [own.values().detach().clone() for own in fit._factors], fit.error([0])
-    step = fit._factor_rate(1, [0], error) / output_fit._FACTOR_SHARE
+    step = fit.factor_rate([1], [0], error) / output_fit._FACTOR_SHARE
     assert all(torch.equal(own.values(), start) for own, start in zip(fit._factors, starts, strict=True))
     assert not any(moved.move.any() or moved.move.grad is not None for moved in fit.moved)
     errors = []
     for tried in (step / 2, step):
         for own, start in zip(fit._factors, starts, strict=True):
-            own.descent.restart(start)
+            assert torch.equal(own.values(), start)
             own.descent.rate = tried
         fit.add_gradients(1)
         errors.append(fit.error([0]))
+        for own in fit._factors:
+            own.restart()
+    assert step > output_fit._TRIED_STEPS[0]
     assert errors[0] < 2 * error <= errors[1]
 
 

@@ -222,17 +222,18 @@ def test_an_interrupted_fit_goes_on_at_its_block(folders, text, tmp_path, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3])
-def test_an_interrupted_fit_to_the_predictions_starts_from_the_statistics(text, tmp_path, runs, step):
+@pytest.mark.parametrize(("name", "size"), [("llama", {"bits": 3}), ("llama", {"keep": 0.6}), ("gpt2", {"keep": 0.6})])
+def test_an_interrupted_fit_to_the_predictions_starts_from_the_statistics(name, size, text, tmp_path, runs, step):
     """No block is observed again, and the weights are those of a run without interruption."""
     quiet()
-    source = save_with_tokenizer(random_model("llama"), tmp_path / "llama")
+    source = save_with_tokenizer(random_model(name), tmp_path / name)
 
     def stop(stage, done, total):
         if stage == "fitting to the predictions" and done == step:
             assert total > step
             raise KeyboardInterrupt
 
-    options = {"calibrate": text, "bits": 3, "what": "all"}
+    options = {"calibrate": text, "what": "all"} | size
     tnlib_adapters.compress(source, tmp_path / "whole", **by_options(**options))
     observed = runs.count
     with pytest.raises(KeyboardInterrupt):

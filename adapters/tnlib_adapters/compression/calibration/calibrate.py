@@ -1,4 +1,4 @@
-"""Method "calibrated": weights by components that a text orders, rank selection, block-wise reconstruction."""
+"""Method "calibrated": weights by components that a text orders, rank selection, fits of blocks and of the model."""
 
 from __future__ import annotations
 

@@ -164,6 +164,10 @@ def fit_model(
     without_values = {
         name: [replace(matrix.without_values(), module=name) for matrix in matrices] for name, matrices in chosen
     }
+    if request.folder is None:  # the fit of blocks read them
+        for k in range(len(model.layers)):
+            streams.remove(f"stream-{k}")
+            streams.remove(f"truncated-{k + 1}")
     show = partial(request.run.progress, "fitting to the predictions")
     with_vectors = request.what in ("all", "linear")
     fitted, vectors = fit_to_output(model, streams, without_values, n_batches, show, with_vectors=with_vectors)
@@ -182,7 +186,7 @@ def fit_blocks(
 ) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the chosen weights of every module, those of blocks after the block-wise reconstruction in `n_steps` steps.
 
-    `workspace` has the rounded tables. With `files`, blocks that are saved there are not fitted again, and others are
+    `workspace` has the changed tables. With `files`, blocks that are saved there are not fitted again, and others are
     saved.
     """
     model, tables = chosen.model, StoredArrays(workspace)

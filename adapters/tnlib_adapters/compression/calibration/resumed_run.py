@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.weight_inputs import WeightUses
 
 Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
-_VERSION = "10"  # of the statistics
+_VERSION, _FITTED_VERSION = "10", "2"  # of the statistics, and of fitted blocks
 _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
@@ -162,7 +162,9 @@ class FittedFiles:
     """
 
     def __init__(self, streams: Streams, options: Mapping[str, Sequence[int]], n_steps: int) -> None:
-        chosen = json.dumps([{name: list(map(int, choice)) for name, choice in options.items()}, n_steps])
+        chosen = json.dumps(
+            [_FITTED_VERSION, {name: list(map(int, choice)) for name, choice in options.items()}, n_steps]
+        )
         self._streams, self._folder = streams, streams.folder
         self._fit = hashlib.sha256(chosen.encode()).hexdigest()
 
