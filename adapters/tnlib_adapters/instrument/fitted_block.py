@@ -190,10 +190,7 @@ class FittedBlock:
 
     def run(self, x: Tensor, call: Call) -> Tensor:
         """Return the output of the block in float32; gradients flow to what is fitted where they are enabled."""
-        weights = self._weights()
-        if not torch.is_grad_enabled():  # factors are leaves, which ask for gradients themselves
-            weights = {name: values.detach() for name, values in weights.items()}
-        return self._block.run(x, call, weights).float()
+        return self._block.run(x, call, self._weights()).float()
 
     def matrices(self) -> list[FactoredMatrix]:
         """Return the fitted matrices."""

@@ -280,6 +280,10 @@ def test_a_weight_that_is_copied_is_not_fitted(folder: Path) -> None:
     assert one is dense[name][0]
     projections = zip(fitted["layers.0.self_attn"], dense["layers.0.self_attn"], strict=True)
     assert not any(np.array_equal(a.arrays["weight"], b.arrays["weight"]) for a, b in projections)
+    for of_first in ("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj", "layers.0.self_attn"):
+        del matrices[of_first]  # no weight of the first block is fitted
+    fitted, _ = output_fit.fit_to_output(model, streams, matrices, 4, lambda *_: None, with_vectors=False)
+    assert fitted is not matrices
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
