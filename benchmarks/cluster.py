@@ -45,10 +45,10 @@ def _in_child(source: Path, text: Path, out: Path, n_workers: int) -> dict[str, 
 def compressed(source: str, text: str, out: str, n_workers: str) -> None:
     """Compress, and print the seconds of every stage; the process does nothing else."""
     import tnlib_adapters
-    from tnlib_adapters.compression.calibration import fit_by_block
+    from tnlib_adapters.compression.calibration import factorise_and_fit
     from tnlib_adapters.compression.executor import open_executor
 
-    fit_by_block.ROUNDED_STEPS = 1
+    factorise_and_fit.ROUNDED_STEPS = 1
     stages, started = Stages(), time.perf_counter()
     with open_executor(workers=int(n_workers) or None) as executor:
         tnlib_adapters.compress(

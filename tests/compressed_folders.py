@@ -170,7 +170,7 @@ def few_steps(patch: pytest.MonkeyPatch, n: int) -> None:
     """Fit every block, or a rounded language model as a whole, on `n` batches."""
     steps = {"STEPS": n, "ROUNDED_STEPS": n, "PASSES": {"low": 0, "default": n, "high": n}}
     for name, value in steps.items():
-        patch.setattr(f"tnlib_adapters.compression.calibration.fit_by_block.{name}", value)
+        patch.setattr(f"tnlib_adapters.compression.calibration.factorise_and_fit.{name}", value)
 
 
 def by_options(**options: Any) -> dict[str, Any]:

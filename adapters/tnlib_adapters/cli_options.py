@@ -91,9 +91,9 @@ _COMPRESSION = (
                   help="Bound of the memory of the process, such as 4G or 4000M; the rest is in temporary files. Where "
                   "batches become smaller, the result changes."),
     click.option("--effort", type=click.Choice(EFFORTS), default="default", show_default=True,
-                  help="Passes over the text in which the result is fitted to the original: low, none; default, two "
-                  "of a language model that fits in memory, otherwise two of every block for rounded weights and six "
-                  "for factors; high, six of the model, and 200 and 400 steps of every block."),
+                  help="Passes over the text in which the result is fitted to the original: low, none; default, two; "
+                  "high, six. Factors are fitted block by block before, encoders and models beyond memory only so, in "
+                  "up to six passes, or with high in up to 400 steps."),
     click.option("--layout", type=LayoutChoice(tuple(LAYOUTS)), default="factored", show_default=True,
                   help="Form of OUT; see Layouts below."),
     click.option("--store", type=click.Choice(list(STORES)), default="float", show_default=True,

@@ -93,10 +93,10 @@ def compress(
         "onnxruntime" store linear layers as integers of inference engines, which load them without tnlib; "gguf" all
         matrices of a Llama and its tokenizer in one file for llama.cpp. Integers need calibration data.
     effort
-        Passes over the text in which the result is fitted to the original: "low", none; "default", two of a language
-        model that fits in memory, factors in two of every block before; otherwise two of every block for rounded
-        weights and six for factors; "high", six of the model, and 200 and 400 steps of every block. Of the whole model
-        at most 200 batches are read.
+        Passes over the text in which the result is fitted to the original: "low", none; "default", two; "high", six.
+        Factors are fitted block by block before, in two passes or, with "high", 400 steps. Blocks alone are fitted of
+        encoders, and of models that do not fit in memory: rounded weights in two passes or 200 steps, factors in six
+        passes or 400 steps; beyond memory in one. Of the whole model at most 200 batches are read.
     run
         Device, memory, executor, progress and whether a folder `out` is replaced, such as ``Run(device="cuda")``.
 

@@ -199,7 +199,7 @@ def _time_passes(
     weights: Sequence[ModelWeight],
 ) -> tuple[dict[str, int], float]:
     """Return the tokens that are read by stage, and the seconds of all passes over them."""
-    from tnlib_adapters.compression.calibration.fit_by_block import fit_steps
+    from tnlib_adapters.compression.calibration.factorise_and_fit import fit_steps
     from tnlib_adapters.instrument.block_passes import OuterLayers, run_block
 
     n_blocks = checkpoint.n_layers

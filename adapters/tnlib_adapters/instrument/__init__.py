@@ -1,4 +1,4 @@
-"""Instrumented transformers models: hooks on modules, statistics over text, block-wise reconstruction."""
+"""Instrumented transformers models: hooks on modules, statistics over text, fits of blocks and of the model."""
 
 from tnlib._validate import import_optional
 

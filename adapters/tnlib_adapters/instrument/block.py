@@ -110,7 +110,7 @@ class Block:
         values = dict(weights or {})
         maps = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
         parameters = {name: value.to(self.model.dtype) for name, value in values.items() if isinstance(value, Tensor)}
-        # also of the input alone: with the attention compressed, a block may have no weight that is fitted
+        # gradients with respect to the input pass a block in which no weight is fitted too
         needed = x.requires_grad or any(value.requires_grad for value in values.values())
         with torch.set_grad_enabled(torch.is_grad_enabled() and needed), self._computing(maps):
             out = functional_call(self.layer.block, parameters, (x.to(self.model.dtype), *args), kwargs)

@@ -106,7 +106,7 @@ class _OutputFit:
             for k, names in enumerate(in_blocks)
         ]
         self.integers = [own for block in self._blocks for own in block.integers]
-        self._factors = [own for block in self._blocks for own in block.factors]
+        self.factors = [own for block in self._blocks for own in block.factors]
         self.moved = [own for block in self._blocks for own in block.moved]
 
     @contextmanager
@@ -125,14 +125,14 @@ class _OutputFit:
         quarter to three quarters of its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former,
         makes the latter diverge.
         """
-        if not self._factors or not order:
+        if not self.factors or not order:
             return 0.0
         for step in _TRIED_STEPS:
-            for factor in self._factors:
+            for factor in self.factors:
                 factor.descent.rate = step
             self.add_gradients(order[0])
             after = self.error(held_out)
-            for factor in self._factors:
+            for factor in self.factors:
                 factor.restart()
             for moved in self.moved:
                 moved.move.grad = None
@@ -149,9 +149,9 @@ class _OutputFit:
         """
         code_rate = min(_CODE_RATE, _CODE_WALK / max(1, len(order)) ** 0.5)
         rates = [(own.descent, code_rate) for own in self.integers]
-        rates += [(own.descent, factor_rate) for own in self._factors]
+        rates += [(own.descent, factor_rate) for own in self.factors]
         moves = {"params": [own.move for own in self.moved]}  # factors of the attention alone come without any
-        move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self._factors else _RATE
+        move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self.factors else _RATE
         optimiser, schedule = make_optimiser([moves], factor * move_rate, len(order), fused=False)
         for done, b in enumerate(order):
             progress(done, len(order))

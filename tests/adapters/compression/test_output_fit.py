@@ -17,7 +17,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 
 from compressed_folders import read_tensors  # noqa: E402
 from tnlib_adapters import Budget, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.fit_by_block import fit_steps  # noqa: E402
+from tnlib_adapters.compression.calibration.factorise_and_fit import fit_steps  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
 from tnlib_adapters.factors.integers import IntegerFormat, Integers  # noqa: E402
 from tnlib_adapters.instrument import fitted_block, output_fit  # noqa: E402
@@ -114,7 +114,7 @@ def test_gradients_are_those_of_the_error(
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
     n_moves = [sum(moved.move.numel() for moved in block.moved) for block in fit._blocks]
     assert min(n_moves) > 0
-    factors = [own.values() for own in fit._factors]
+    factors = [own.values() for own in fit.factors]
     assert (len(factors) > 10) == (change is truncated)
     moves = [*(moved.move for moved in fit.moved), *factors]
     steps = [2e-3] * len(fit.moved) + [2e-3 * float(factor.detach().abs().mean()) for factor in factors]
@@ -292,7 +292,7 @@ def test_a_fit_leaves_nothing_in_memory(change: Callable[..., FactoredMatrix], f
     """Tensors with hooks that hold them are never freed."""
     model, streams, matrices = changed_model(folder, change)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    moved = [weakref.ref(own.codes) for own in fit.integers] + [weakref.ref(own.values()) for own in fit._factors]
+    moved = [weakref.ref(own.codes) for own in fit.integers] + [weakref.ref(own.values()) for own in fit.factors]
     fit.descend([1, 2], 1.0, 1e-3, lambda *_: None)
     del fit
     gc.collect()
@@ -305,18 +305,18 @@ def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     """A sixth of the first step that doubles the error; the trials leave no trace."""
     model, streams, matrices = changed_model(folder, truncated)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    starts, error = [own.values().detach().clone() for own in fit._factors], fit.error([0])
+    starts, error = [own.values().detach().clone() for own in fit.factors], fit.error([0])
     step = fit.factor_rate([1], [0], error) / output_fit._FACTOR_SHARE
-    assert all(torch.equal(own.values(), start) for own, start in zip(fit._factors, starts, strict=True))
+    assert all(torch.equal(own.values(), start) for own, start in zip(fit.factors, starts, strict=True))
     assert not any(moved.move.any() or moved.move.grad is not None for moved in fit.moved)
     errors = []
     for tried in (step / 2, step):
-        for own, start in zip(fit._factors, starts, strict=True):
+        for own, start in zip(fit.factors, starts, strict=True):
             assert torch.equal(own.values(), start)
             own.descent.rate = tried
         fit.add_gradients(1)
         errors.append(fit.error([0]))
-        for own in fit._factors:
+        for own in fit.factors:
             own.restart()
     assert step > output_fit._TRIED_STEPS[0]
     assert errors[0] < 2 * error <= errors[1]

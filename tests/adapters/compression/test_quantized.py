@@ -25,7 +25,7 @@ pytest.importorskip("tnlib_adapters.transformers_plugin")
 import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, fit_blocks  # noqa: E402
+from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, fit_blocks  # noqa: E402
 from tnlib_adapters.compression.calibration.quantize import check_bits, factorise_quantized, fit_rounded  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.report import Report  # noqa: E402

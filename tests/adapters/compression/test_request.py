@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import refused
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint
+from tnlib_adapters.compression.calibration import factorise_and_fit
 from tnlib_adapters.compression.calibration.calibrate import ComponentOptions
 from tnlib_adapters.compression.methods.components import components
 from tnlib_adapters.compression.methods.factorisation import Factorisation, ModuleWeights
@@ -30,7 +31,6 @@ from tnlib_adapters.compression.methods.method_table import WITH_TEXT as BY_TEXT
 from tnlib_adapters.compression.methods.out_of_core import LazyPart, Workspace
 from tnlib_adapters.compression.options import STORES
 from tnlib_adapters.compression.request import WHAT, Request
-from tnlib_adapters.factors.interpolative import without_gauge
 
 from tnlib import ArgumentError
 
@@ -243,11 +243,10 @@ def factorisation(seed: int) -> Factorisation:
         is_table = name == "table"
         options = ComponentOptions(weight, components(weight), gauged=not is_table, looked_up=is_table)
         parts[name] = LazyPart(ModuleWeights({"": options}), Workspace())
-
-    def finish(chosen: Any) -> Any:
-        return {name: own if name == "table" else [*map(without_gauge, own)] for name, own in chosen}.items(), {}
-
-    return Factorisation("calibrated", parts, sum(math.prod(shape) for shape in SHAPES.values()), finish=finish)
+    n_before = sum(math.prod(shape) for shape in SHAPES.values())
+    return Factorisation(
+        "calibrated", parts, n_before, finish=lambda chosen: (factorise_and_fit._without_gauge(chosen, {"table"}), {})
+    )
 
 
 def multiplications(name: str, rank: int | None) -> int:

@@ -29,7 +29,7 @@ from tnlib_adapters.factors.model_weights import ModelWeight
 from tnlib_adapters.factors.projections import Products
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
+    from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, Pack
     from tnlib_adapters.instrument.layer_fit import FactorFit
 
 # Losses of unembeddings count twice: the fit lowers those of layers, and unembeddings are not fitted. All of the
@@ -162,7 +162,7 @@ def factorise_calibrated(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Factorise the weights of a request by their components, see `factorise_and_fit`."""
-    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+    from tnlib_adapters.compression.calibration.factorise_and_fit import factorise_and_fit
 
     factorise = calibrated_factorisation(request.run.device)
     return factorise_and_fit(source, text, request, workspace, factorise, fit_factors, _NOT_FITTED)

@@ -33,7 +33,7 @@ from tnlib_adapters.factors.model_weights import (
 )
 
 if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.fit_by_block import ChosenWeights, Pack
+    from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, Pack
     from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 
 _LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
@@ -44,7 +44,7 @@ def factorise_quantized(
     source: SourceModel, text: TokenSequences, request: Request, workspace: Workspace | None = None
 ) -> Factorisation:
     """Round the weights of a request, see `factorise_and_fit`; costs are bits."""
-    from tnlib_adapters.compression.calibration.fit_by_block import factorise_and_fit
+    from tnlib_adapters.compression.calibration.factorise_and_fit import factorise_and_fit
 
     factorise = GroupFactorisation(partial(_rounded_parts, forms_of(request)))
     return factorise_and_fit(source, text, request, workspace, factorise, fit_rounded)

@@ -124,8 +124,8 @@ class Factorisation:
     # Function that fits the factors of the chosen sizes on calibration data, or None. It may yield those of one part
     # after another.
     fit: Fit | None = None
-    # function that returns the matrices as they are stored, and other tensors by name, if a fit of the whole model or
-    # the choice of a gauge remains
+    # Function for what follows the choice and fit of single parts, a fit of the whole model and the choice of a gauge:
+    # returns the matrices as they are stored, and other tensors that changed by name
     finish: Callable[[Chosen], tuple[Chosen, Mapping[str, Array]]] | None = None
     # factors of the errors of some parts, in the sum over blocks; 1 for the others
     weights: Mapping[str, int] = field(default_factory=dict)
