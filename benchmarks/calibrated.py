@@ -52,7 +52,7 @@ Measured = dict[str, float]
 Run = Callable[[Path, float, Path, "list[Path]"], list[Measured]]  # IN, keep, calibration, tests -> one for each test
 
 
-def compressed(method: str, *, by_text: bool, what: str = "attention") -> Run:
+def compressed(method: str, *, by_text: bool, what: str = "attention", effort: str = "default") -> Run:
     """Return what `compress` does by a method, as a user calls it."""
 
     def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
@@ -61,7 +61,8 @@ def compressed(method: str, *, by_text: bool, what: str = "attention") -> Run:
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out"
             text = calibration if by_text else None
-            tnlib_adapters.compress(source, out, Budget(keep=keep), calibration=text, what=what, method=method)
+            budget = Budget(keep=keep)
+            tnlib_adapters.compress(source, out, budget, calibration=text, what=what, method=method, effort=effort)
             return [tnlib_adapters.evaluate(source, out, test).measures() for test in tests]
 
     return run
@@ -78,44 +79,6 @@ def svd_llm(what: str = "attention") -> Run:
         parts = subject.parts(calibration.read_text(encoding="utf-8"))
         _, weights, _ = BASELINES["svd-llm"](parts, int(16 * keep * subject.n_before) - subject.bias_bits)
         return subject.compare(parts.parts, weights)
-
-    return run
-
-
-def without_fit() -> Run:
-    """Return a calibration that stops before any fit."""
-
-    def run(source: Path, keep: float, calibration: Path, tests: list[Path]) -> list[Measured]:
-        import torch
-        from tnlib_adapters.checkpoints.checkpoint import open_checkpoint
-        from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation, products_of
-        from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-        from tnlib_adapters.compression.compressed_part import compressed_weights
-        from tnlib_adapters.compression.evaluate import Reference
-        from tnlib_adapters.compression.methods.factorisation import Factorisation
-        from tnlib_adapters.compression.methods.out_of_core import Workspace
-        from tnlib_adapters.compression.options import Budget
-        from tnlib_adapters.compression.request import Request
-        from tnlib_adapters.compression.text import sample_batches
-        from tnlib_adapters.factors.model_weights import count_parameters
-        from tnlib_adapters.factors.projections import put_together
-        from tnlib_adapters.instrument.block_passes import Streams
-        from tnlib_adapters.instrument.running_model import open_running
-
-        checkpoint, model = open_checkpoint(source), open_running(source)
-        request = Request.of(Budget(keep=keep), calibration=calibration, what="attention")
-        batches = sample_batches(model.batches(calibration.read_text(encoding="utf-8")), request.tokens)
-        streams = Streams(batches, model.sizes.d_model)
-        parts = collect_calibration(model, streams, calibrated_factorisation("cpu"), request, Workspace())
-        found = Factorisation("calibrated", parts, count_parameters(compressed_weights(checkpoint, "attention")))
-        options = dict(zip(parts, found.by_part(found.select(Budget(keep=keep))), strict=True))
-        weights = [(part.load().weights, options[module]) for module, part in parts.items()]
-        for k, (own, choice) in enumerate(weights):
-            projections = products_of(zip(own, own.values(), choice, strict=True)).expand(checkpoint.sizes)
-            for name, values in put_together(model.wiring.layers[k].attention, projections).items():
-                model.model.get_parameter(name).data.copy_(torch.from_numpy(values))
-        texts = [test.read_text(encoding="utf-8") for test in tests]
-        return [Reference(open_running(source), text).compare(model).measures() for text in texts]
 
     return run
 
@@ -137,7 +100,7 @@ METHODS: dict[str, Run] = {
     "matrices": compressed("matrix", by_text=False),
     "heads": compressed("heads", by_text=False),
     "SVD-LLM": svd_llm(),
-    "calibrated, no fit": without_fit(),
+    "calibrated, no fit": compressed("calibrated", by_text=True, effort="low"),
     "calibrated": compressed("calibrated", by_text=True),
     "calibrated, then tuned": fitted_then_tuned,
 }

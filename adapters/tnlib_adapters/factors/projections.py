@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -42,9 +42,8 @@ class Products:
     # attention. The product of "q", "k" or "v" may have the bias as an additional last row. Biases of modules are not
     # included.
     factors: Mapping[str, tuple[Any, ...]]
-    # the projections that have a bias: 0 if no row holds it; that of "o" is `output_bias`
-    biased: frozenset[str] = frozenset()
-    output_bias: Any = None
+    biased: frozenset[str] = frozenset()  # projections with a bias: a row, one of `biases`, or 0
+    biases: Mapping[str, Any] = field(default_factory=dict)
 
     def expand(self, sizes: Sizes) -> Projections:
         """Multiply out: projections by letter, other weights by module."""
@@ -55,22 +54,7 @@ class Products:
             weights[name] = product[:n_in]
             if name in self.biased:
                 biases[name] = product[n_in:].sum(0)  # one row, or none
-        return Projections(weights, biases | ({} if self.output_bias is None else {"o": self.output_bias}))
-
-    def each(self, function: Callable[..., Any], *others: Products) -> Products:
-        """Apply a function to every matrix and the output bias, with those of `others` as further arguments."""
-        factors = {
-            name: tuple(map(function, factors, *(other.factors[name] for other in others)))
-            for name, factors in self.factors.items()
-        }
-        biases = [products.output_bias for products in (self, *others)]
-        return Products(factors, self.biased, None if biases[0] is None else function(*biases))
-
-    @property
-    def parts(self) -> list[Any]:
-        """Every matrix and the output bias."""
-        bias = [] if self.output_bias is None else [self.output_bias]
-        return [matrix for matrices in self.factors.values() for matrix in matrices] + bias
+        return Projections(weights, {**biases, **self.biases})
 
 
 def stored_shapes(attention: AttentionWiring) -> dict[str, tuple[int, ...]]:

@@ -97,8 +97,8 @@ class Block:
             module: Any = self._module(name)
             if not others or type(module) not in (nn.Linear, Conv1D) or (name in NAMES and name not in alone):
                 continue
-            bias = products.output_bias if name == "o" else module.bias
-            if name != "o" and name in products.biased:  # in a row after those of the inputs, if it is not 0
+            bias = products.biases.get(name, module.bias)
+            if name in products.biased and name not in products.biases:  # in a row after the inputs, or 0
                 n_in = self.model.sizes.d_model
                 first, bias = first[:n_in], reduce(torch.matmul, others, first[n_in:]).sum(0)
             yield name, FactoredMap((first, *others), bias)

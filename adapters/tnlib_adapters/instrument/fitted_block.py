@@ -1,28 +1,34 @@
-"""Weights of a block that are fitted to the predictions of its model: codes, scales, factors, biases and other vectors.
+"""Weights of a block that are fitted, codes, scales, factors, biases and other vectors, and the descent of these.
 
 Codes are moved as floats that the forward pass rounds, with a derivative of 1, from the middle of their cells. With 2
 bits 2 % of those of the built-in Llama change, and 0.2 % of those of SmolLM2: those whose gradients are large for their
-row and column, and keep their sign.
+row and column, and keep their sign. Adam moves scales relative to themselves, biases and gains of norms, as Chen et al.
+(EfficientQAT, ACL 2025) do in their second phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix
-from tnlib_adapters.factors.integers import Integers
-from tnlib_adapters.factors.projections import Products, Projections
-from tnlib_adapters.instrument.block import Block, as_array, as_tensor
+from tnlib_adapters.factors.integers import IntegerFormat, Integers
+from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call
-from tnlib_adapters.instrument.rounded_fit import MovedVector, steps_and_minima
 
+_WARM_UP = 10  # steps in which rates rise
+_CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: with 0.05 SmolLM2 in 2 bits diverges
+_CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
 _LARGEST = 3.0  # gradient of an entry, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
@@ -70,6 +76,22 @@ class Descent:
         self._n_steps = 0
 
 
+class MovedVector:
+    """A vector, and its change in units of its root mean square."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start, self._unit = start, start.square().mean().sqrt()
+        self.move = torch.zeros_like(start, requires_grad=True)
+
+    def values(self) -> Tensor:
+        """Return the vector after the move."""
+        return self.start + self._unit * self.move
+
+    def store_move(self) -> None:
+        """Take over the move."""
+        self.start = self.values()
+
+
 class MovedIntegers:
     """Codes of a matrix, as floats that are rounded, their scales, and relative changes of these."""
 
@@ -99,6 +121,15 @@ class MovedIntegers:
 
     def _rounded(self) -> Tensor:
         return torch.floor(self.codes + 0.5).clamp(*self._form.code_range)
+
+
+def steps_and_minima(form: IntegerFormat, scales: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the scale of every entry of a matrix, and its value at code 0 with the sign changed."""
+    (axis,) = form.axes
+    sizes = torch.tensor(form.group_sizes(shape[axis]), device=scales.device)
+    steps, *minima = scales.chunk(1 + form.has_minimum, axis)
+    steps, *minima = (part.repeat_interleave(sizes, axis) for part in (steps, *minima))
+    return steps, minima[0] if minima else steps * form.centre
 
 
 class MovedFactor:
@@ -162,51 +193,63 @@ class _FittedMatrix:
 class FittedBlock:
     """A block with weights that are fitted, and other vectors, gains of norms and biases, if `with_vectors`.
 
-    `descents` are those of codes and factors, which move in backward passes; `moved` are scales and vectors.
+    `matrices`, of weights inside the block, name their modules; those that are not rewritten stay as they are. Codes
+    and factors move in backward passes; `moved` are scales and vectors.
     """
 
-    def __init__(self, block: Block, matrices: Sequence[FactoredMatrix], *, with_vectors: bool) -> None:
-        self._block, device = block, block.model.device
-        self._matrices = [_FittedMatrix(matrix, device) for matrix in matrices]
+    def __init__(self, block: Block, matrices: Sequence[FactoredMatrix], *, with_vectors: bool = False) -> None:
+        self._block, self._all, device = block, matrices, block.model.device
+        changed = [own for own in matrices if own.describe().is_rewritten]
+        self._matrices = {(own.module, own.of): _FittedMatrix(own, device) for own in changed}
         self._vectors = dict[str, tuple[str, MovedVector]]()
         if with_vectors:
             with torch.no_grad():
-                replaced = self._weights()
+                replaced = self.weights()
             self._vectors = {
                 name: (stored, MovedVector(values.float()))
                 for name, stored, values in _vectors_of(block)
                 if name not in replaced
             }
-        self.integers = [own for matrix in self._matrices for own in matrix.integers.values()]
-        self.factors = [own for matrix in self._matrices for own in matrix.factors.values()]
+        fitted = self._matrices.values()
+        self.integers = [own for matrix in fitted for own in matrix.integers.values()]
+        self.factors = [own for matrix in fitted for own in matrix.factors.values()]
         vectors = [vector for _, vector in self._vectors.values()]
-        vectors += [matrix.bias for matrix in self._matrices if matrix.bias is not None]
+        vectors += [matrix.bias for matrix in fitted if matrix.bias is not None]
         self.moved: list[MovedIntegers | MovedVector] = [*self.integers, *vectors]
 
     def without_originals(self) -> AbstractContextManager[None]:
         """Free the weights of the block that are replaced, inside."""
         with torch.no_grad():
-            return self._block.without(self._weights())
+            return self._block.without(self.weights())
 
     def run(self, x: Tensor, call: Call) -> Tensor:
         """Return the output of the block in float32; gradients flow to what is fitted where they are enabled."""
-        return self._block.run(x, call, self._weights()).float()
+        return self._block.run(x, call, self.weights()).float()
+
+    def weights(self) -> Weights:
+        """Return the fitted weights and vectors of the block."""
+        fitted = self._matrices.values()
+        biased = frozenset[str]().union(*(own.biased for own in fitted))
+        biases = {own.name: own.bias.values() for own in fitted if own.bias is not None}
+        weights = self._block.weights(Products({own.name: own.parts() for own in fitted}, biased, biases))
+        return {**weights, **{name: vector.values() for name, (_, vector) in self._vectors.items()}}
+
+    def store_moves(self) -> None:
+        """Move codes and scales, to values that their formats store, and vectors by their changes, which become 0."""
+        with torch.no_grad():
+            for moved in self.moved:
+                moved.store_move()
+                moved.move.zero_()
 
     def matrices(self) -> list[FactoredMatrix]:
-        """Return the fitted matrices."""
-        return [matrix.result() for matrix in self._matrices]
+        """Return all matrices, the fitted ones as stored."""
+        return [
+            self._matrices[at].result() if (at := (own.module, own.of)) in self._matrices else own for own in self._all
+        ]
 
     def vectors(self) -> dict[str, Array]:
         """Return the vectors by stored name."""
         return {stored: as_array(vector.start) for stored, vector in self._vectors.values()}
-
-    def _weights(self) -> dict[str, Tensor]:
-        factors = {matrix.name: matrix.parts() for matrix in self._matrices}
-        biased = frozenset[str]().union(*(matrix.biased for matrix in self._matrices))
-        biases: Any = {matrix.name: matrix.bias.values() for matrix in self._matrices if matrix.bias is not None}
-        products = Products(factors, biased).expand(self._block.model.sizes)
-        weights = self._block.of_weights(products.updated(Projections({}, biases)))
-        return weights | {name: vector.values() for name, (_, vector) in self._vectors.items()}
 
 
 def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:
@@ -216,3 +259,43 @@ def _vectors_of(block: Block) -> Iterator[tuple[str, str, Tensor]]:
         stored = source.stored.get(f"{path}.{name}")
         if parameter.ndim == 1 and isinstance(stored, str) and stored in source.checkpoint.folder.tensors:
             yield name, stored, parameter.detach()
+
+
+def descend(
+    blocks: Sequence[FittedBlock],
+    order: Sequence[int],
+    add_gradients: Callable[[int], None],
+    progress: Callable[[int, int], None],
+    *,
+    factor_rate: float,
+    move_rate: float,
+    code_factor: float = 1.0,
+) -> None:
+    """Fit blocks, one batch of `order` a step; at the end codes and scales take values that their formats store.
+
+    `add_gradients` computes the gradients of a batch. Rates are those of factors, relative to their size, and of moves;
+    that of codes, times `code_factor`, follows from the number of steps. They rise over a few steps and fall to 0 along
+    a cosine.
+    """
+    n_steps = len(order)
+    code_rate = code_factor * min(_CODE_RATE, _CODE_WALK / max(1, n_steps) ** 0.5)
+    rates = [(own.descent, code_rate) for block in blocks for own in block.integers]
+    rates += [(own.descent, factor_rate) for block in blocks for own in block.factors]
+    moves = [own.move for block in blocks for own in block.moved]  # factors alone come without any
+    optimiser = torch.optim.Adam([{"params": moves}], lr=move_rate, betas=(0.9, 0.99))
+    schedule = LambdaLR(optimiser, partial(_rate_factor, n_steps))
+    for done, b in enumerate(order):
+        progress(done, n_steps)
+        for descent, rate in rates:
+            descent.rate = rate * _rate_factor(n_steps, done)
+        add_gradients(b)
+        optimiser.step()
+        optimiser.zero_grad()
+        schedule.step()
+    progress(n_steps, n_steps)
+    for block in blocks:
+        block.store_moves()
+
+
+def _rate_factor(n_steps: int, step: int) -> float:
+    return min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))

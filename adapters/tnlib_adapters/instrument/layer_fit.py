@@ -2,36 +2,30 @@
 
 A layer reads the stream written by the truncated layers before it, and is fitted to the output of the original layer on
 the original stream: all factors of the block, by gradient descent on the squared difference at its output. No gradient
-leaves the block. The factors of a layer, as truncated, descended or halfway, are chosen on held-out batches by the
-stream a few layers later, so that the time grows with the number of layers and not its square.
+leaves the block. The weights of a layer, as fitted or as they were, are chosen on held-out batches by the stream a few
+layers later, so that the time grows with the number of layers and not its square.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from tnlib._typing import Array
-from tnlib_adapters.factors.projections import Products
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.process_memory import release_free_memory
-from tnlib_adapters.instrument.block import Block, Weights, as_tensor
+from tnlib_adapters.instrument.block import Block, Weights
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 
-W = TypeVar("W")
-
-RATE = 0.03  # learning rate, relative to the root mean square of a factor
-_WARM_UP = 10
-_EPSILON = 1e-8  # of Adam, for gradients with respect to moves
-LATER = 6  # blocks that are run to choose them
+_FACTOR_RATE = 0.016  # relative to the root mean square of a factor
+_MOVE_RATE = 0.003  # of relative changes of scales and biases
+LATER = 6  # blocks that are run to choose between candidates
 
 
 class FitStreams:
@@ -71,9 +65,10 @@ class FitStreams:
 
     def advance(self, block: Block, weights: Weights) -> None:
         """Store the truncated streams after a block with these weights."""
-        for b in range(len(self.batches)):
-            out = block.run(self.truncated(block.k, b), self.calls[b][block.k], weights)
-            self.streams.write(f"truncated-{block.k + 1}", b, out)
+        with torch.no_grad():
+            for b in range(len(self.batches)):
+                out = block.run(self.truncated(block.k, b), self.calls[b][block.k], weights)
+                self.streams.write(f"truncated-{block.k + 1}", b, out)
         self.streams.finish(f"truncated-{block.k + 1}")
 
     def errors(self, block: Block, candidates: Iterable[Weights]) -> list[float]:
@@ -125,50 +120,24 @@ def tables_in(model: RunningModel, tables: Mapping[str, Array], values: Group) -
     }
 
 
-class BlockFit(Protocol[W]):
-    """Fit of one block with weights W: how they start, change and are used."""
-
-    def start(self, k: int) -> W:
-        """Return the truncated or rounded weights of the k-th block."""
-
-    def candidates(
-        self, block: Block, streams: FitStreams, start: W, order: Sequence[int]
-    ) -> Sequence[Callable[[], W]]:
-        """Return functions that make weights to choose from, one batch of `order` a step; () if nothing is fitted."""
-
-    def weights(self, block: Block, fitted: W) -> Weights:
-        """Return the weights as the block takes them."""
-
-
 def fit_layers(
     model: RunningModel,
     streams: Streams,
-    fit: BlockFit[W],
+    start: Callable[[int], list[FactoredMatrix]],
     *,
     tables: Mapping[str, Array] | None = None,
     n_steps: int,
     first: int = 0,
     progress: Callable[[str, int, int], None],
-) -> Iterator[W]:
-    """Yield the fitted weights of every layer from the `first` on, one batch of the text a step.
+) -> Iterator[list[FactoredMatrix]]:
+    """Yield the fitted matrices of every layer from the `first` on, one batch of the text a step.
 
-    Truncated or rounded `tables` of embeddings, by module, feed the first layer. Layers before `first` were fitted in
-    an earlier run on the same streams. When a layer is asked for, the one before it must be saved: the streams from
-    which it was fitted are deleted.
+    `start` returns those of the k-th, truncated or rounded, with their modules. Truncated or rounded `tables` of
+    embeddings, by module, feed the first layer. Layers before `first` were fitted in an earlier run on the same
+    streams. When a layer is asked for, the one before it must be saved: the streams from which it was fitted are
+    deleted.
     """
     both, n, generator = FitStreams(model, streams, tables, first), len(model.layers), torch.Generator().manual_seed(0)
-
-    def fitted(k: int, order: Sequence[int]) -> W:
-        model.drop()  # the tables of the input are large
-        model.load(k)
-        block, best = Block(model, k), fit.start(k)
-        if candidates := fit.candidates(block, both, best, order):
-            errors = both.errors(block, (fit.weights(block, make()) for make in candidates))
-            best = candidates[int(np.argmin(errors))]()
-        both.advance(block, fit.weights(block, best))
-        model.drop()
-        return best
-
     for k in range(n):
         order = order_of_steps(both.fitted, n_steps, generator)
         if k < first:  # the random numbers of later blocks are those of a run without interruption
@@ -177,82 +146,51 @@ def fit_layers(
         if k > first:
             streams.remove(f"truncated-{k - 1}")
         release_free_memory()
-        yield fitted(k, order)  # without a name, which would keep the weights in memory while the next are fitted
+        model.drop()  # the tables of the input are large
+        model.load(k)
+        # without a name, which would keep the matrices in memory while the next are fitted
+        yield fit_layer(Block(model, k), both, start(k), order)
     progress("fitting layers", n, n)
 
 
-class FactorFit:
-    """Fit of the factors of a block, as products of tensors; `start` returns them as arrays."""
+def fit_layer(
+    block: Block, streams: FitStreams, start: list[FactoredMatrix], order: Sequence[int]
+) -> list[FactoredMatrix]:
+    """Return the matrices of a block after a step for every batch of `order`, or as they are, whichever errs less.
 
-    def __init__(self, model: RunningModel, start: Callable[[int], Products]) -> None:
-        self._device, self._start = model.device, start
-
-    def start(self, k: int) -> Products:
-        """Return the truncated weights."""
-        return self._start(k).each(lambda a: as_tensor(a, self._device))
-
-    def weights(self, block: Block, fitted: Products) -> Weights:
-        """Return the weights of the block."""
-        return block.weights(fitted)
-
-    def candidates(
-        self, block: Block, streams: FitStreams, start: Products, order: Sequence[int]
-    ) -> Sequence[Callable[[], Products]]:
-        """Return the factors after descent, halfway and truncated; () if nothing of the block is."""
-        if not start.parts:
-            return ()
-        descended = descend(block, streams, start, order)
-        release_free_memory()
-        halfway = partial(start.each, lambda a, b: (a + b) / 2, descended)
-        return (lambda: descended), halfway, (lambda: start)
-
-
-def descend(block: Block, streams: FitStreams, start: Products, order: Sequence[int]) -> Products:
-    """Return the factors after one step of Adam on every batch of `order`, in units of their size."""
-    factors = start.each(lambda a: a.clone().requires_grad_())
-    adam(block, streams, [_in_units(a) for a in factors.parts], lambda: block.weights(factors), RATE, order)
-    return factors.each(Tensor.detach)
-
-
-def _in_units(factor: Tensor) -> dict[str, Any]:
-    """Return the group of a factor whose steps are relative to the root mean square of its entries: zeros stay."""
-    unit = float(factor.detach().square().mean().sqrt()) if factor.numel() else 0.0
-    # for gradients with respect to relative steps: Adam divides gradients by their own size
-    return {"params": [factor], "lr": RATE * unit, "eps": _EPSILON / unit if unit else 1.0}
-
-
-def adam(
-    block: Block,
-    streams: FitStreams,
-    moves: Sequence[Any],
-    weights: Callable[[], Weights],
-    rate: float,
-    order: Sequence[int],
-) -> None:
-    """Minimise the squared difference at the output of a block by Adam over `moves`, one step for every batch.
-
-    The rate rises over a few steps and falls to 0 along a cosine.
+    Stores the stream after the block, which is dropped.
     """
-    fused = not block.model.fits_in_memory and block.model.device.type in ("cpu", "cuda", "mps")  # which have it
-    optimiser, schedule = make_optimiser(moves, rate, len(order), fused=fused)
-    with block.without(weights()):
-        for b in order:
-            wrote = block.run(streams.truncated(block.k, b), streams.calls[b][block.k], weights())
-            loss = (wrote.float() - streams.original(block.k + 1, b))[streams.batches[b].valid].square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            optimiser.zero_grad()  # the next forward pass takes their memory
-            schedule.step()
+    candidates = [start]
+    fitted = FittedBlock(block, start)
+    if fitted.integers or fitted.factors:
+        with fitted.without_originals():
+            descend(
+                [fitted],
+                order,
+                partial(_add_gradients, fitted, block.k, streams),
+                lambda _done, _total: None,
+                factor_rate=_FACTOR_RATE,
+                move_rate=_MOVE_RATE,
+            )
+        candidates.append(fitted.matrices())
+        del fitted
+        release_free_memory()
+        errors = streams.errors(block, (weights_of(block, matrices) for matrices in candidates))
+        if errors[0] <= errors[1]:
+            candidates.pop()
+    streams.advance(block, weights_of(block, candidates[-1]))
+    block.model.drop()
+    return candidates[-1]
 
 
-def make_optimiser(
-    moves: Sequence[Any], rate: float, n_steps: int, *, fused: bool
-) -> tuple[torch.optim.Adam, LambdaLR]:
-    """Return Adam over `moves`, if `fused` without arrays in between, and the schedule of its rate."""
-    optimiser = torch.optim.Adam(moves, lr=rate, betas=(0.9, 0.99), fused=fused or None)
-    return optimiser, LambdaLR(optimiser, partial(rate_factor, n_steps))
+def weights_of(block: Block, matrices: Sequence[FactoredMatrix]) -> Weights:
+    """Return matrices as a block takes them."""
+    with torch.no_grad():
+        return FittedBlock(block, matrices).weights()
 
 
-def rate_factor(n_steps: int, step: int) -> float:
-    """Return the factor of a rate in a step: it rises over a few steps and falls to 0 along a cosine."""
-    return min(1.0, (step + 1) / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / max(1, n_steps)))
+def _add_gradients(fitted: FittedBlock, k: int, streams: FitStreams, b: int) -> None:
+    """Add the gradients of the mean squared difference at the output of a block on a batch."""
+    wrote = fitted.run(streams.truncated(k, b), streams.calls[b][k])
+    loss = (wrote - streams.original(k + 1, b))[streams.batches[b].valid].square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]

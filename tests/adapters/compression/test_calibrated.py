@@ -23,7 +23,7 @@ from compressed_folders import by_options  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 from tnlib_adapters import Budget  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
-from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation, products_of, with_bias_row  # noqa: E402
+from tnlib_adapters.compression.calibration.calibrate import calibrated_factorisation  # noqa: E402
 from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa: E402
     collect_calibration,
     fold_biases,
@@ -32,18 +32,20 @@ from tnlib_adapters.compression.calibration.collect_calibration import (  # noqa
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component  # noqa: E402
 from tnlib_adapters.compression.evaluate import Reference, evaluate  # noqa: E402
 from tnlib_adapters.compression.methods.decompositions import has_rotary_or_norms  # noqa: E402
-from tnlib_adapters.compression.methods.factorisation import ModuleWeights  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.progress import quiet  # noqa: E402
 from tnlib_adapters.compression.report import summarise  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
 from tnlib_adapters.compression.text import hold_out, sample_batches  # noqa: E402
+from tnlib_adapters.factors.expansion import expand  # noqa: E402
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix  # noqa: E402
+from tnlib_adapters.factors.interpolative import without_gauge  # noqa: E402
 from tnlib_adapters.factors.model_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
-from tnlib_adapters.factors.projections import Products, Projections  # noqa: E402
-from tnlib_adapters.instrument.block import Block, as_array, as_tensor  # noqa: E402
+from tnlib_adapters.factors.projections import Projections  # noqa: E402
+from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
-from tnlib_adapters.instrument.layer_fit import FactorFit, FitStreams, descend, fit_layers  # noqa: E402
+from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layer, fit_layers  # noqa: E402
 from tnlib_adapters.instrument.running_model import Batch, open_running  # noqa: E402
 from tnlib_adapters.instrument.weight_inputs import (  # noqa: E402
     draw_tokens,
@@ -63,14 +65,13 @@ NAMES = ("bert", "gpt2_lm", "opt", "roberta", "llama", "llama_biases", "gptj", "
 SOME = ("bert", "gpt2_lm", "llama", "phi")
 
 
-def as_products(one: Projections) -> Products:
-    """Return weights as they are, each with its bias as a last row."""
-    factors = {n: (with_bias_row(one.weights[n], None if n == "o" else one.biases.get(n)),) for n in PROJECTIONS}
-    return Products(factors, frozenset(one.biases), one.biases.get("o"))
+def as_they_are(one: Projections) -> list[FactoredMatrix]:
+    biases = {name: {"bias": one.biases[name]} for name in one.biases}
+    return [FactoredMatrix("dense", name, {"weight": one.weights[name]} | biases.get(name, {})) for name in PROJECTIONS]
 
 
-def at_options(layer: ModuleWeights, choice: list[int]) -> Products:
-    return products_of(zip(layer.weights, layer.weights.values(), choice, strict=True))
+def install_matrices(model, k: int, matrices: list[FactoredMatrix]) -> None:
+    install(model, k, expand([*map(without_gauge, matrices)], model.sizes))
 
 
 def streams_of(model, batches, folder) -> Streams:
@@ -151,14 +152,10 @@ def test_biases_fold_without_a_trace(folders, tmp_path, name):
     for one in folded:
         assert checkpoint.architecture.rope or "k" not in one.biases or not one.biases["k"].any()
         assert "o" not in one.biases or "v" not in one.biases or not one.biases["v"].any()
-    whole = [as_products(one) for one in folded]
-    for k, one in enumerate(whole):
-        for n, weight in one.expand(checkpoint.sizes).weights.items():
-            np.testing.assert_array_equal(weight, folded[k].weights[n])
     streams = streams_of(after, after.batches(made_up_text(20)), tmp_path)
-    fit = FactorFit(after, whole.__getitem__)
-    for k, fitted in enumerate(fit_layers(after, streams, fit, n_steps=1, progress=quiet)):
-        install(after, k, fitted.each(as_array).expand(checkpoint.sizes))
+    start = [as_they_are(one) for one in folded]
+    for k, fitted in enumerate(fit_layers(after, streams, start.__getitem__, n_steps=1, progress=quiet)):
+        install_matrices(after, k, fitted)
     batch = first_batch(before)
     with torch.no_grad():
         one, two = (m(batch)[batch.valid] if m.predicts else m(batch) for m in (before, after))
@@ -188,17 +185,19 @@ def test_models_in_memory_and_beyond_are_fitted_alike(name, folders):
     checkpoint, ends = open_checkpoint(folders[name]), []
     model = open_running(folders[name])
     layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))
-    start = at_options(layers[1], [len(curve.costs) // 2 for curve in layers[1].curves])
+    start = layers[1].matrices([len(curve.costs) // 2 for curve in layers[1].curves])
     for limit in (None, 1):
         model = open_running(folders[name], max_weights=limit)
         both = FitStreams(model, Streams(model.batches(made_up_text()), model.sizes.d_model))
-        block, tensors = Block(model, 1), start.each(lambda a, m=model: as_tensor(a, m.device))
         both.advance(Block(model, 0), {})
-        ends.append(descend(block, both, tensors, [*both.fitted] * 4))
-    for before, one, other in zip(start.parts, ends[0].parts, ends[1].parts, strict=True):
-        moved = float((one - torch.from_numpy(before)).norm())
+        fitted = fit_layer(Block(model, 1), both, start, [*both.fitted] * 4)
+        ends.append([array for matrix in fitted for array in matrix.arrays.values()])
+    starts = [array for matrix in start for array in matrix.arrays.values()]
+    assert any("left" in matrix.arrays for matrix in start)
+    for before, one, other in zip(starts, *ends, strict=True):
+        moved = float(np.linalg.norm(one - before))
         assert moved > 0
-        assert float((one - other).norm()) <= 1e-2 * moved
+        assert float(np.linalg.norm(one - other)) <= 1e-2 * moved
 
 
 @pytest.mark.slow
@@ -211,12 +210,11 @@ def test_what_is_fitted_lies_nearer_than_what_is_only_truncated(folders, tmp_pat
     ranks = [len(curve.costs) // 4 for curve in layers[0].curves]
     before, truncated, fitted = (open_running(folders[name]) for _ in range(3))
     streams = streams_of(fitted, batches, tmp_path)
-    fit = FactorFit(fitted, lambda k: at_options(layers[k], ranks))
-    products = fit_layers(fitted, streams, fit, n_steps=15, progress=quiet)
-    for k, one in enumerate(products):
-        install(fitted, k, one.each(as_array).expand(checkpoint.sizes))
-    for k, one in enumerate(layers):
-        install(truncated, k, at_options(one, ranks).expand(checkpoint.sizes))
+    start = [layer.matrices(ranks) for layer in layers]
+    for k, matrices in enumerate(fit_layers(fitted, streams, start.__getitem__, n_steps=15, progress=quiet)):
+        install_matrices(fitted, k, matrices)
+    for k, matrices in enumerate(start):
+        install_matrices(truncated, k, matrices)
     one, two = (Reference(before, texts).compare(other).measures() for other in (truncated, fitted))
     if before.predicts:
         assert two["divergence (nats a token)"] < one["divergence (nats a token)"]
@@ -400,14 +398,18 @@ def test_losses_predict_what_a_little_of_every_component_costs(folders, name, pr
     checkpoint, before, after = open_checkpoint(folders[name]), open_running(folders[name]), open_running(folders[name])
     turn, k = 0.02, 1
     layers = calibrated_layers(checkpoint, after, before.batches(text))
-    whole = at_options(layers[k], [len(curve.costs) - 1 for curve in layers[k].curves])
     components = layers[k].weights[projection].components
-    (weight,) = whole.factors[projection]
+    matrices = layers[k].matrices([len(curve.costs) - 1 for curve in layers[k].curves])
+    own = PROJECTIONS.index(projection)
+    weight = layers[k].weights[projection].weight
+    rows = len(matrices[own].arrays["weight"])  # a bias is a row after these
     measured = 0.0
     for signs in np.random.default_rng(0).choice([-1.0, 1.0], (4, len(components.losses))):
-        less = (weight - turn * (components.left * signs) @ components.right,)
-        changed = Products({**whole.factors, projection: less}, whole.biased, whole.output_bias)
-        install(after, k, changed.expand(checkpoint.sizes))
+        less = weight - turn * (components.left * signs) @ components.right
+        bias = {"bias": less[rows]} if len(less) > rows else {}
+        arrays = {**matrices[own].arrays, "weight": less[:rows]} | bias
+        changed = [*matrices[:own], dataclasses.replace(matrices[own], arrays=arrays), *matrices[own + 1 :]]
+        install_matrices(after, k, changed)
         found = Reference(before, text).compare(after)
         errors = [found.divergence] if found.cosine is None else 1 - found.cosine.astype(np.float64)
         measured += float(np.mean(errors)) / 4

@@ -16,7 +16,7 @@ from oracles import unchanged
 from tnlib_adapters.compression.methods import compensated_rounding
 from tnlib_adapters.compression.methods.compensated_rounding import round_compensated
 from tnlib_adapters.compression.methods.components import components, rounding_loss
-from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight
+from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, values_of
 from tnlib_adapters.factors.integers import BITS, IntegerFormat, Integers
 from tnlib_adapters.factors.rounding import round_to_nearest
 
@@ -255,7 +255,7 @@ def test_zeros_have_one_stored_form(reads: str) -> None:
     own = QuantizedWeight(np.zeros((m, n), np.float32), Metric(moments(reads, m, rng), moments("singular", n, rng)))
     (option,) = own.options
     assert (option.form.bits, option.rank, option.loss) == (2, None, 0)
-    assert not own.rounded(0).values().any()
+    assert not own.rounded(0)[0].values().any()
 
 
 def draw_weight(m: int, n: int, spectrum: Array, seed: int = 0) -> tuple[Array, Array, Array]:
@@ -277,7 +277,7 @@ def test_mixed_factors_lose_less_than_components_apart() -> None:
     refitted = np.linalg.solve(moments_of_left, left.T @ reads @ weight)
     right = round_compensated(refitted, IntegerFormat(3, 1), moments_of_left, slopes).values(np.float64)
     apart = rounding_loss(weight - left @ right, reads, slopes)
-    assert rounding_loss(weight - own.rounded(k).values(), reads, slopes) < 0.6 * apart
+    assert rounding_loss(weight - values_of(own.rounded(k), weight.dtype), reads, slopes) < 0.6 * apart
 
 
 @pytest.mark.parametrize("fewer_numbers", [False, True])
@@ -290,10 +290,10 @@ def test_losses_of_options_are_those_of_their_weights(fewer_numbers: bool) -> No
     assert ((True, 6) in forms) == fewer_numbers
     for k in forms.values():
         option, rounded = own.options[k], own.rounded(k)
-        stored = [(integers.format, integers.codes.shape) for integers in rounded.integers]
+        stored = [(integers.format, integers.codes.shape) for integers in rounded]
         assert option.cost == sum(form.n_bits(shape) for form, shape in stored)
         assert option.numbers == sum(m * n for _, (m, n) in stored)
-        measured = 2 * rounding_loss(weight - rounded.values(), reads, slopes)
+        measured = 2 * rounding_loss(weight - values_of(rounded, weight.dtype), reads, slopes)
         assert 0.6 * option.loss < measured < 1.2 * option.loss
 
 
@@ -332,7 +332,7 @@ def test_weights_of_a_fused_layer_have_the_same_options(weights: list[tuple[int,
     assert (np.diff(whole.costs) > 0).all()
     assert (np.diff(whole.errors) < 0).all()
     for k, option in enumerate(fused[-1].options):
-        assert fused[-1].rounded(k).integers[0].format == option.form
+        assert fused[-1].rounded(k)[0].format == option.form
 
 
 def test_correlated_inputs_gain_an_order_of_magnitude() -> None:

@@ -21,9 +21,9 @@ from tnlib_adapters import Budget, Run  # noqa: E402
 from tnlib_adapters.checkpoints.checkpoint import open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration import group_moments  # noqa: E402
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, rounded, whole_part  # noqa: E402
-from tnlib_adapters.factors.projections import NAMES, Products  # noqa: E402
+from tnlib_adapters.factors.projections import NAMES  # noqa: E402
 from tnlib_adapters.instrument import layer_fit, weight_inputs  # noqa: E402
-from tnlib_adapters.instrument.block import Block, as_tensor  # noqa: E402
+from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, run_block  # noqa: E402
 from tnlib_adapters.instrument.fitted_block import FittedBlock  # noqa: E402
 from tnlib_adapters.instrument.running_model import open_running  # noqa: E402
@@ -107,15 +107,21 @@ def test_passes_and_fit_compute_on_the_device(folder, dtype, max_weights, monkey
 
 
 def fit(model: Any, batch: Any, stream: Any, call: Any, weights: dict[str, Any], biases: dict[str, Any]) -> None:
-    """Take a step of Adam."""
-    streams, block = FewStreams(batch, stream, call), Block(model, 1)
-    start = Products({name: halves(weight) for name, weight in weights.items()}, frozenset(biases), biases.get("o"))
-    start = start.each(lambda a: as_tensor(a, model.device))
+    """Take a step of the fit of a layer."""
+    streams, matrices = FewStreams(batch, stream, call), []
+    for name, weight in weights.items():
+        of, module = (name, "") if name in NAMES else ("", name)
+        factors = dict(zip(("left", "right"), halves(weight), strict=True))
+        bias = {"bias": biases[name]} if name in biases else {}
+        matrices.append(FactoredMatrix("low_rank", of, factors | bias, module=module))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "__float__", lambda _: 1.0)
-        descended = layer_fit.descend(block, streams, start, [0])
-    assert {part.device for part in descended.parts} == {DEVICE}
-    assert {part.dtype for part in descended.parts} == {torch.float32}
+        fitted = FittedBlock(Block(model, 1), matrices)
+        layer_fit._add_gradients(fitted, 1, streams, 0)
+    values = [own.values() for own in fitted.factors]
+    assert {own.grad for own in values} == {None}  # taken
+    assert {own.device for own in values} == {DEVICE}
+    assert {own.dtype for own in values} == {torch.float32}
 
 
 def fit_integers(model: Any, stream: Any, call: Any, weights: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,14 @@ def truncated(matrix: FactoredMatrix, *, by_row: bool) -> FactoredMatrix:
     return FactoredMatrix("low_rank", matrix.of, factors | arrays, biases=biases, module=matrix.module)
 
 
+def moved_of(fit: output_fit._OutputFit) -> list[Any]:
+    return [own for block in fit._blocks for own in block.moved]
+
+
+def integers_of(fit: output_fit._OutputFit) -> list[MovedIntegers]:
+    return [own for block in fit._blocks for own in block.integers]
+
+
 def keep_gradients(patch: pytest.MonkeyPatch) -> None:
     """Leave the gradients of codes and factors where they are."""
     patch.setattr(Descent, "step", lambda *_: None)
@@ -116,8 +125,8 @@ def test_gradients_are_those_of_the_error(
     assert min(n_moves) > 0
     factors = [own.values() for own in fit.factors]
     assert (len(factors) > 10) == (change is truncated)
-    moves = [*(moved.move for moved in fit.moved), *factors]
-    steps = [2e-3] * len(fit.moved) + [2e-3 * float(factor.detach().abs().mean()) for factor in factors]
+    moves = [*(moved.move for moved in moved_of(fit)), *factors]
+    steps = [2e-3] * len(moved_of(fit)) + [2e-3 * float(factor.detach().abs().mean()) for factor in factors]
     starts = [move.detach().clone() for move in moves]
     fit.add_gradients(0)
     gradients = [move.grad.clone() * step for move, step in zip(moves, steps, strict=True)]
@@ -141,8 +150,8 @@ def test_gradients_of_codes_are_those_of_the_values(folder: Path, monkeypatch: p
     model, streams, matrices = changed_model(folder, in_bits)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=False)
     fit.add_gradients(0)
-    assert len(fit.integers) > len(fit._blocks)
-    for own in fit.integers:
+    assert len(integers_of(fit)) > len(fit._blocks)
+    for own in integers_of(fit):
         form, (axis,) = own._form, own._form.axes
         products = own.codes.grad * (own.codes.detach() - form.centre)
         groups = products.split(form.group_sizes(products.shape[axis]), axis)
@@ -240,8 +249,9 @@ def test_matrices_keep_their_form_and_the_error_falls(change: Callable[..., Fact
 def test_a_fit_that_does_not_help_is_dropped(
     change: Callable[..., FactoredMatrix], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rate in ("_RATE", "_CODE_RATE", "_FACTOR_SHARE"):
+    for rate in ("_RATE", "_FACTOR_SHARE"):
         monkeypatch.setattr(output_fit, rate, 0.0)
+    monkeypatch.setattr(fitted_block, "_CODE_RATE", 0.0)
     model, streams, matrices = changed_model(folder, change)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
@@ -250,8 +260,8 @@ def test_a_fit_that_does_not_help_is_dropped(
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_diverging_fit_is_repeated_at_a_lower_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_fit, "_CODE_RATE", 5.0)
-    monkeypatch.setattr(output_fit, "_CODE_WALK", 100.0)
+    monkeypatch.setattr(fitted_block, "_CODE_RATE", 5.0)
+    monkeypatch.setattr(fitted_block, "_CODE_WALK", 100.0)
     model, streams, matrices = changed_model(folder, in_bits)
     steps: list[tuple[int, int]] = []
 
@@ -292,7 +302,7 @@ def test_a_fit_leaves_nothing_in_memory(change: Callable[..., FactoredMatrix], f
     """Tensors with hooks that hold them are never freed."""
     model, streams, matrices = changed_model(folder, change)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    moved = [weakref.ref(own.codes) for own in fit.integers] + [weakref.ref(own.values()) for own in fit.factors]
+    moved = [weakref.ref(own.codes) for own in integers_of(fit)] + [weakref.ref(own.values()) for own in fit.factors]
     fit.descend([1, 2], 1.0, 1e-3, lambda *_: None)
     del fit
     gc.collect()
@@ -308,7 +318,7 @@ def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     starts, error = [own.values().detach().clone() for own in fit.factors], fit.error([0])
     step = fit.factor_rate([1], [0], error) / output_fit._FACTOR_SHARE
     assert all(torch.equal(own.values(), start) for own, start in zip(fit.factors, starts, strict=True))
-    assert not any(moved.move.any() or moved.move.grad is not None for moved in fit.moved)
+    assert not any(moved.move.any() or moved.move.grad is not None for moved in moved_of(fit))
     errors = []
     for tried in (step / 2, step):
         for own, start in zip(fit.factors, starts, strict=True):

@@ -26,7 +26,7 @@ import tnlib_adapters  # noqa: E402
 from compressed_folders import by_options  # noqa: E402
 from tnlib_adapters import Budget, builtin_path, compress, open_checkpoint  # noqa: E402
 from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, fit_blocks  # noqa: E402
-from tnlib_adapters.compression.calibration.quantize import check_bits, factorise_quantized, fit_rounded  # noqa: E402
+from tnlib_adapters.compression.calibration.quantize import check_bits, factorise_quantized  # noqa: E402
 from tnlib_adapters.compression.methods.out_of_core import Workspace  # noqa: E402
 from tnlib_adapters.compression.report import Report  # noqa: E402
 from tnlib_adapters.compression.request import Request  # noqa: E402
@@ -396,7 +396,7 @@ def test_the_fit_is_never_worse_than_the_rounded_weights(seed: int, bits: int, t
     errors = {}
     for n_steps in (0, 1, 30):
         chosen = ChosenWeights(running, factorisation.parts, options)
-        ((_, matrices),) = fit_blocks(chosen, streams, fit_rounded, n_steps, Workspace())
+        ((_, matrices),) = fit_blocks(chosen, streams, n_steps, Workspace())
         after = open_running(source)
         projections = checkpoint.projections(0).updated(expand(matrices, checkpoint.sizes))
         install(after, 0, projections)

@@ -27,12 +27,15 @@ def halved(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def truncated(model: RunningModel, checkpoint, k: int) -> Products:
     """Return factors of all weights of a block, with gradients."""
     projections, layer = checkpoint.projections(k), model.wiring.layers[k]
-    biases = {**projections.biases, "o": None}
-    factors = {name: halved(with_bias_row(projections.weights[name], biases.get(name))) for name in NAMES}
+    in_rows = {name: bias for name, bias in projections.biases.items() if name != "o"}
+    factors = {name: halved(with_bias_row(projections.weights[name], in_rows.get(name))) for name in NAMES}
     for matrix in layer.feed_forward_matrices:
         factors[matrix.name] = halved(matrix.on_rows(checkpoint.read(matrix.weight)))
-    products = Products(factors, frozenset(projections.biases), projections.biases.get("o"))
-    return products.each(lambda a: as_tensor(a, model.device).requires_grad_())
+    tensors = {
+        name: tuple(as_tensor(a, model.device).requires_grad_() for a in parts) for name, parts in factors.items()
+    }
+    others = {"o": as_tensor(projections.biases["o"], model.device)} if "o" in projections.biases else {}
+    return Products(tensors, frozenset(in_rows), others)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def test_factors_one_after_the_other_compute_what_their_products_do(folders, nam
         out = block.run(x, calls[1], weights)
         out.square().sum().backward()
         outs.append(out.detach())
-        gradients.append([part.grad for part in products.parts])
+        gradients.append([part.grad for parts in products.factors.values() for part in parts])
         torch.testing.assert_close(block.run(x, calls[1]), own)  # the block has its own weights again
     torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)
     for one, two in zip(*gradients, strict=True):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,11 +25,6 @@ from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.factored_matrix import FactoredMatrix, whole_part
 from tnlib_adapters.factors.model_weights import ModelWeight
-from tnlib_adapters.factors.projections import Products
-
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, Pack
-    from tnlib_adapters.instrument.layer_fit import FactorFit
 
 # Losses of unembeddings count twice: the fit lowers those of layers, and unembeddings are not fitted. All of the
 # built-in Llama at a quarter: 0.750 nats a token, 0.818 where they count four times; at one half the same by both
@@ -62,24 +56,13 @@ class ComponentOptions:
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the factors of an option, in the gauge of the components."""
-        return self.packed(self.factors(option), self.output_bias)
-
-    def factors(self, option: int) -> tuple[Array, ...]:
-        """Return the matrices that are multiplied and fitted; () for a dense weight that is no projection."""
+        bias = {} if self.output_bias is None else {"bias": self.output_bias}
         if option < len(self.curve.costs) - 1:
-            return self.components.first(option)
-        return (self.weight,) if self.name else ()
-
-    def packed(self, factors: Sequence[Array], output_bias: Array | None = None) -> FactoredMatrix:
-        """Return the factored matrix with these factors, in their gauge."""
-        bias = {"bias": output_bias} if self.name == "o" and output_bias is not None else {}
-        if len(factors) == 2:
-            left, right = factors
+            left, right = self.components.first(option)
             return self._matrix("low_rank", {"left": left, "right": right} | bias, self.name * self.is_biased)
-        (weight,) = factors or (self.weight,)
         if self._stores_bias:
-            bias = {"bias": weight[-1] if self.has_bias_row else np.zeros(weight.shape[1])}
-        return self._matrix("dense", {whole_part(self.name): weight[: self._n_in]} | bias)
+            bias = {"bias": self.weight[-1] if self.has_bias_row else np.zeros(self.weight.shape[1])}
+        return self._matrix("dense", {whole_part(self.name): self.weight[: self._n_in]} | bias)
 
     def _matrix(self, kind: str, arrays: Mapping[str, Array], biases: str = "") -> FactoredMatrix:
         cast = {part: a.astype(self.weight.dtype, copy=False) for part, a in arrays.items()}
@@ -165,31 +148,9 @@ def factorise_calibrated(
     from tnlib_adapters.compression.calibration.factorise_and_fit import factorise_and_fit
 
     factorise = calibrated_factorisation(request.run.device)
-    return factorise_and_fit(source, text, request, workspace, factorise, fit_factors, _NOT_FITTED)
+    return factorise_and_fit(source, text, request, workspace, factorise, _NOT_FITTED)
 
 
 def calibrated_factorisation(device: str) -> GroupFactorisation:
     """Return the factorisation by components, large weights decomposed on a device of torch."""
     return GroupFactorisation(partial(_calibrated_parts, device), partial(_decompositions, device))
-
-
-def fit_factors(chosen: ChosenWeights) -> tuple[FactorFit, Pack]:
-    """Return the fit of the chosen factors, and the function that packs them."""
-    from tnlib_adapters.instrument.block import as_array
-    from tnlib_adapters.instrument.layer_fit import FactorFit
-
-    def pack(products: Products, name: str, weight: ComponentOptions) -> FactoredMatrix:
-        bias = None if products.output_bias is None else as_array(products.output_bias)
-        return weight.packed([as_array(factor) for factor in products.factors.get(name, ())], bias)
-
-    return FactorFit(chosen.model, lambda k: products_of(chosen.of_block(k))), pack
-
-
-def products_of(weights: Iterable[tuple[str, ComponentOptions, int]]) -> Products:
-    """Return weights of a block at their options as matrices to be multiplied, by projection or module."""
-    factors, biased, output_bias = dict[str, tuple[Array, ...]](), set[str](), None
-    for name, weight, option in weights:
-        factors |= {name: stored} if (stored := weight.factors(option)) else {}
-        biased |= {name} if weight.is_biased else set()
-        output_bias = weight.output_bias if name == "o" else output_bias
-    return Products(factors, frozenset(biased), output_bias)

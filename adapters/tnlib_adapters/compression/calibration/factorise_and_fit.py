@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
-from typing import Any, cast
+from itertools import chain, count, groupby
+from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from tnlib_adapters.instrument.layer_fit import fit_layers
 from tnlib_adapters.instrument.output_fit import fit_to_output
 from tnlib_adapters.instrument.running_model import RunningModel
 
-Pack = Callable[[Any, str, Any], FactoredMatrix]  # of fitted weights of a block, name, and weight with options
-FitChosen = Callable[["ChosenWeights"], tuple[Any, Pack]]  # the `BlockFit` of chosen weights
 # Most batches of the fit of a layer, one in a step, of factors and of rounded weights; of a whole model as the latter
 STEPS, ROUNDED_STEPS = 400, 200
 PASSES = {"low": 0, "default": 2, "high": 1000}  # over the text in a layer, by effort
@@ -68,26 +67,23 @@ class ChosenWeights:
     parts: Mapping[str, LazyPart]  # weights by module
     options: Mapping[str, Sequence[int]]  # chosen, by module
 
-    def of_block(self, k: int) -> Iterator[tuple[str, Any, int]]:
-        """Yield projection or module, weight and option of every weight of a block, the attention first."""
-        yield from chain.from_iterable(map(self._of_module, self._modules[k]))
+    def of_block(self, k: int) -> list[FactoredMatrix]:
+        """Return the weights of a block, the attention first."""
+        return [*chain.from_iterable(map(self._of_module, self._in_blocks[k]))]
 
-    def outside(self) -> Iterator[tuple[str, Any, int]]:
-        """Yield module, weight and option of every weight outside the blocks."""
-        known = [name for modules in self._modules for name in modules]
+    def outside(self) -> Iterator[FactoredMatrix]:
+        """Yield the weights outside the blocks."""
+        known = [name for modules in self._in_blocks for name in modules]
         yield from chain.from_iterable(self._of_module(name) for name in self.parts if name not in known)
 
-    def packed(self, k: int, pack: Callable[[str, Any], FactoredMatrix]) -> Fitted:
-        """Return the weights of a block by module; `pack` returns the matrix of a projection or module."""
-        return [(name, [pack(key, weight) for key, weight, _ in self._of_module(name)]) for name in self._modules[k]]
-
-    def _of_module(self, name: str) -> Iterator[tuple[str, Any, int]]:
+    def _of_module(self, name: str) -> Iterator[FactoredMatrix]:
         weights = dict(self.parts[name].load().weights)
         for of, option in zip(list(weights), self.options[name], strict=True):
-            yield of or name, weights.pop(of), option  # the last reference here: those of large tables take much memory
+            # the last reference to a weight with its moments: those of large tables take much memory
+            yield replace(weights.pop(of).at(option), module=name)
 
     @property
-    def _modules(self) -> list[list[str]]:
+    def _in_blocks(self) -> list[list[str]]:
         """Modules of every block."""
         return [[name for name in of_block if name in self.parts] for of_block in self.model.wiring.modules_by_block]
 
@@ -98,14 +94,13 @@ def factorise_and_fit(
     request: Request,
     workspace: Workspace | None,
     factorise: GroupFactorisation,
-    fit_chosen: FitChosen,
     not_fitted: int = 1,
 ) -> Factorisation:
     """Factorise the weights of a request by the statistics of a text; the chosen forms are fitted on it.
 
-    `fit_chosen` fits the chosen forms; the losses of weights that make the predictions, and are not fitted, count
-    `not_fitted` times beside a fit. There is none with effort "low". Raises `ArgumentError` if the text is too short,
-    or the folder of the run belongs to another model, text, method or choice of weights.
+    The losses of weights that make the predictions, and are not fitted, count `not_fitted` times beside a fit. There is
+    none with effort "low". Raises `ArgumentError` if the text is too short, or the folder of the run belongs to another
+    model, text, method or choice of weights.
     """
     checkpoint, model, workspace = source.checkpoint, source.original, workspace or Workspace()
     weights, batches = compressed_weights(checkpoint, request.what, with_text=True), model.batches(text)
@@ -129,7 +124,7 @@ def factorise_and_fit(
     def fit(options: Mapping[str, Sequence[int]]) -> Iterator[tuple[str, list[FactoredMatrix]]]:
         chosen = ChosenWeights(model, parts, options)
         files = None if folder is None else FittedFiles(streams, options, n_steps)
-        return fit_blocks(chosen, streams, fit_chosen, n_steps, workspace, files, request.run.progress)
+        return fit_blocks(chosen, streams, n_steps, workspace, files, request.run.progress)
 
     def finish(chosen: Chosen) -> tuple[Chosen, Mapping[str, Array]]:
         fitted, vectors = fit_model(model, streams, chosen, n_output_batches, request)
@@ -179,7 +174,6 @@ def fit_model(
 def fit_blocks(
     chosen: ChosenWeights,
     streams: Streams,
-    fit_chosen: FitChosen,
     n_steps: int,
     workspace: Workspace,
     files: FittedFiles | None = None,
@@ -192,27 +186,25 @@ def fit_blocks(
     """
     model, tables = chosen.model, StoredArrays(workspace)
     yield from _not_fitted(chosen, tables)
-    block_fit, pack = fit_chosen(chosen)
 
-    def save(k: int, fitted: Any) -> Fitted:
-        packed = chosen.packed(k, partial(pack, fitted))
+    def save(k: int, fitted: list[FactoredMatrix]) -> Fitted:
+        by_module = [(name, [*of]) for name, of in groupby(fitted, attrgetter("module"))]
         if files is not None:
-            files.save(k, packed)
-        return packed
+            files.save(k, by_module)
+        return by_module
 
     n_done = 0 if files is None else files.resume()
     for k in range(n_done):
         yield from cast(FittedFiles, files).read(k)
-    fit = fit_layers(model, streams, block_fit, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
+    fit = fit_layers(model, streams, chosen.of_block, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
     # a name for the weights of a block would keep them in memory while the next one is fitted
     yield from chain.from_iterable(map(save, count(n_done), fit))
 
 
 def _not_fitted(chosen: ChosenWeights, tables: StoredArrays) -> Iterator[tuple[str, list[FactoredMatrix]]]:
     """Yield the weights outside the blocks by module, and add changed embeddings to `tables`, in float32."""
-    for name, weight, option in chosen.outside():
-        matrix: FactoredMatrix = weight.at(option)
-        del weight  # and its moments, which of a large vocabulary take much memory
+    for matrix in chosen.outside():
+        name = matrix.module
         if chosen.model.wiring.is_embedding(name) and matrix.describe().is_rewritten:
             tables.add({name: weight_of_parts([np.asarray(part, np.float32) for part in matrix.arrays.values()])})
         yield name, [matrix]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,11 @@ from tnlib_adapters.compression.engine_layouts import ENGINES, GGUF
 from tnlib_adapters.compression.methods.components import damped, moments_of_rows, nearest_kronecker_product
 from tnlib_adapters.compression.methods.factorisation import Factorisation, Factorised
 from tnlib_adapters.compression.methods.out_of_core import Workspace
-from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, RoundedProduct, StoredBias
+from tnlib_adapters.compression.methods.quantized import Forms, Metric, QuantizedWeight, StoredBias
 from tnlib_adapters.compression.request import Request
 from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences
 from tnlib_adapters.factors import UNEMBEDDING
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import (
     ModelWeight,
     biases_of,
@@ -31,10 +29,6 @@ from tnlib_adapters.factors.model_weights import (
     n_bytes,
     tensors_of,
 )
-
-if TYPE_CHECKING:
-    from tnlib_adapters.compression.calibration.factorise_and_fit import ChosenWeights, Pack
-    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
 
 _LEAST_WHOLE = 2.5  # bits per parameter from which effort low does not try products of two factors, which takes time
 _NEGLIGIBLE = 1e-6  # of the mean moment, added before an inverse is applied
@@ -47,7 +41,7 @@ def factorise_quantized(
     from tnlib_adapters.compression.calibration.factorise_and_fit import factorise_and_fit
 
     factorise = GroupFactorisation(partial(_rounded_parts, forms_of(request)))
-    return factorise_and_fit(source, text, request, workspace, factorise, fit_rounded)
+    return factorise_and_fit(source, text, request, workspace, factorise)
 
 
 def forms_of(request: Request) -> Forms:
@@ -92,25 +86,6 @@ def _rounded_parts(forms: Forms, group: WeightGroup) -> dict[str, Factorised]:
         if name and forms.fused:
             first.fuse(others, name)
     return group.by_module(weights)
-
-
-def fit_rounded(chosen: ChosenWeights) -> tuple[RoundedFit, Pack]:
-    """Return the fit of the chosen integers, and the function that packs them."""
-    from tnlib_adapters.instrument.rounded_fit import RoundedBlock, RoundedFit
-
-    def start(k: int) -> RoundedBlock:
-        products, biases = dict[str, RoundedProduct](), dict[str, Array]()
-        for name, weight, option in chosen.of_block(k):
-            products[name] = weight.rounded(option)
-            bias = weight.bias_beside(products[name])
-            biases |= {} if bias is None else {name: bias}
-        integers = {name: product.integers for name, product in products.items()}
-        return RoundedBlock(integers, {name: product.originals for name, product in products.items()}, biases)
-
-    def pack(block: RoundedBlock, name: str, weight: QuantizedWeight) -> FactoredMatrix:
-        return weight.packed(block.rounded[name], block.biases.get(name))
-
-    return RoundedFit(start), pack
 
 
 def _rounded_weight(read: ReadWeight, group: WeightGroup, forms: Forms) -> QuantizedWeight:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,20 +57,6 @@ class Option:
     cost: int  # stored bits
     numbers: int  # stored numbers
     loss: float  # expected loss of the output
-
-
-@dataclass(frozen=True)
-class RoundedProduct:
-    """A weight as rounded, and the same matrices before they were rounded: see `weight_of_parts`."""
-
-    integers: tuple[Integers, ...]
-    originals: tuple[Array, ...]
-
-    def values(self) -> Array:
-        """Return the weight multiplied out, in the dtype of the matrices before they were rounded."""
-        dtype = self.originals[0].dtype
-        weight: Array = weight_of_parts([integers.values(dtype) for integers in self.integers])
-        return weight
 
 
 @dataclass(frozen=True)
@@ -121,6 +107,12 @@ class Forms:
         return sorted({int(fraction * math.prod(shape) / sum(shape)) for fraction in fractions} - {0})
 
 
+def values_of(rounded: Sequence[Integers], dtype: np.dtype[Any]) -> Array:
+    """Return a weight of rounded parts, multiplied out in a dtype."""
+    weight: Array = weight_of_parts([integers.values(dtype) for integers in rounded])
+    return weight
+
+
 def bits_of_factors(shape: tuple[int, ...], rank: int, bits: int) -> int:
     """Return the bits of rounded factors of a matrix (m, n), with their scales."""
     m, n = shape
@@ -147,11 +139,11 @@ class StoredBias:
     values: Array | None = None  # None: it stays in its own tensor
     mean: Array | None = None  # input, by which rounding changes the mean output: that is subtracted. None to leave it
 
-    def beside(self, weight: Array, product: RoundedProduct) -> Array | None:
-        """Return the values for a weight and what rounding made of it."""
+    def beside(self, weight: Array, rounded: Sequence[Integers]) -> Array | None:
+        """Return the values for a weight and its rounded parts."""
         if self.values is None or self.mean is None:
             return self.values
-        shifted: Array = self.values + self.mean @ (weight - product.values())
+        shifted: Array = self.values + self.mean @ (weight - values_of(rounded, weight.dtype))
         return shifted.astype(self.values.dtype)
 
 
@@ -212,27 +204,17 @@ class QuantizedWeight:
 
     def at(self, option: int) -> FactoredMatrix:
         """Return the rounded weight in the form of an option."""
-        product = self.rounded(option)
-        return self.packed(product.integers, self.bias_beside(product))
+        integers = self.rounded(option)
+        kind, names = ("dense", (whole_part(self._of),)) if len(integers) == 1 else ("low_rank", ("left", "right"))
+        parts, bias = dict(zip(names, integers, strict=True)), self._bias.beside(self.weight, integers)
+        arrays = {part: own.values() for part, own in parts.items()} | ({} if bias is None else {"bias": bias})
+        return FactoredMatrix(kind, self._of, arrays, integers=parts)
 
-    def bias_beside(self, product: RoundedProduct) -> Array | None:
-        """Return the bias for a rounded weight."""
-        return self._bias.beside(self.weight, product)
-
-    def packed(self, integers: tuple[Integers, ...], bias: Array | None = None) -> FactoredMatrix:
-        """Return the factored matrix of the rounded parts of the weight, see `weight_of_parts`."""
-        is_whole = len(integers) == 1
-        kind, names = ("dense", (whole_part(self._of),)) if is_whole else ("low_rank", ("left", "right"))
-        parts = dict(zip(names, integers, strict=True))
-        arrays = {part: integer.values() for part, integer in parts.items()} | ({} if bias is None else {"bias": bias})
-        return FactoredMatrix(kind, self._of, arrays).with_integers(parts)
-
-    def rounded(self, option: int) -> RoundedProduct:
-        """Return the weight in the form of an option."""
+    def rounded(self, option: int) -> tuple[Integers, ...]:
+        """Return the rounded parts of the weight in the form of an option, see `weight_of_parts`."""
         chosen = self.options[option]
         if chosen.rank is None:
-            rounded = round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes)
-            return RoundedProduct((rounded,), (self.weight,))
+            return (round_compensated(self.weight, chosen.form, self._metric.reads, self._metric.slopes),)
         return self._product(self._components(), chosen.rank, chosen.form.bits)
 
     def _whole(self) -> list[Option]:
@@ -240,7 +222,7 @@ class QuantizedWeight:
         axis, options = int(self._by_row), list[Option]()
         for reference, forms in self._forms.whole(self.weight.shape[axis], axis):
             rounded = round_compensated(self.weight, reference, self._metric.reads, self._metric.slopes, descend=False)
-            measured = self._loss(rounded.values())
+            measured = self._loss([rounded])
             for form in forms:
                 expected = measured * (_OF_GROUPS if reference.group else _OF_COLUMNS)[form.bits]
                 expected *= _WITH_MINIMUM[form.bits] if form.has_minimum else 1
@@ -256,7 +238,7 @@ class QuantizedWeight:
         chosen = np.unique(np.linspace(ranks[0], ranks[-1], _N_RANKS).astype(int))
         factors = self._components()
         truncated = self._metric.loss(self.weight) * factors.lost
-        losses = [self._loss(self._product(factors, rank, _MEASURED, descend=False).values()) for rank in ranks]
+        losses = [self._loss(self._product(factors, rank, _MEASURED, descend=False)) for rank in ranks]
         rounding = np.maximum(np.array(losses) - truncated[ranks], np.finfo(np.float64).tiny)
         measured = np.exp(np.interp(chosen, ranks, np.log(rounding)))
         options = list[Option]()
@@ -271,7 +253,7 @@ class QuantizedWeight:
         """Return the components; they are not kept, as they are larger than the weight."""
         return components(self.weight, self._metric.reads, self._metric.slopes)
 
-    def _product(self, factors: Components, rank: int, bits: int, *, descend: bool = True) -> RoundedProduct:
+    def _product(self, factors: Components, rank: int, bits: int, *, descend: bool = True) -> tuple[Integers, ...]:
         mixing = _cosine_transform(rank).astype(self.weight.dtype)
         left, right = factors.left[:, :rank] @ mixing, mixing.T @ factors.right[:rank]
         forms = IntegerFormat(bits, 0), IntegerFormat(bits, 1)
@@ -283,11 +265,12 @@ class QuantizedWeight:
         damped = moments + _RIDGE * (np.trace(moments) / rank or 1.0) * np.eye(rank)
         refitted = np.linalg.solve(damped, weighted.T).astype(self.weight.dtype) @ self.weight
         second = round_compensated(refitted, forms[1], moments, self._metric.slopes, descend=descend)
-        return RoundedProduct((first, second), (left, refitted))
+        return first, second
 
-    def _loss(self, values: Array) -> float:
-        """Return the expected loss with these values, which are overwritten: those of a table are large."""
-        return self._metric.loss(np.subtract(self.weight, values, out=values))
+    def _loss(self, rounded: Sequence[Integers]) -> float:
+        """Return the expected loss with these parts."""
+        values = values_of(rounded, self.weight.dtype)
+        return self._metric.loss(np.subtract(self.weight, values, out=values))  # in place: those of a table are large
 
 
 def _cosine_transform(n: int) -> Array:
