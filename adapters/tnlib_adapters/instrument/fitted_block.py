@@ -27,8 +27,9 @@ from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call
 
 _WARM_UP = 10  # steps in which rates rise
-_CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: with 0.05 SmolLM2 in 2 bits diverges
-_CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
+# Largest rate of codes, in their unit, and of the factors of one block, relative to their size: with 0.05 SmolLM2 in 2
+# bits diverges. The walk is the rate times the root of the number of steps, as far as random gradients would carry.
+_LARGEST_RATE, _WALK = 0.04, 0.32
 _LARGEST = 3.0  # gradient of an entry, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
@@ -273,12 +274,11 @@ def descend(
 ) -> None:
     """Fit blocks, one batch of `order` a step; at the end codes and scales take values that their formats store.
 
-    `add_gradients` computes the gradients of a batch. Rates are those of factors, relative to their size, and of moves;
-    that of codes, times `code_factor`, follows from the number of steps. They rise over a few steps and fall to 0 along
-    a cosine.
+    `add_gradients` computes the gradients of a batch. Rates are those of factors, relative to their size, of moves, and
+    of codes, `rate_of_steps` times `code_factor`. They rise over a few steps and fall to 0 along a cosine.
     """
     n_steps = len(order)
-    code_rate = code_factor * min(_CODE_RATE, _CODE_WALK / max(1, n_steps) ** 0.5)
+    code_rate = code_factor * rate_of_steps(n_steps)
     rates = [(own.descent, code_rate) for block in blocks for own in block.integers]
     rates += [(own.descent, factor_rate) for block in blocks for own in block.factors]
     moves = [own.move for block in blocks for own in block.moved]  # factors alone come without any
@@ -295,6 +295,11 @@ def descend(
     progress(n_steps, n_steps)
     for block in blocks:
         block.store_moves()
+
+
+def rate_of_steps(n_steps: int) -> float:
+    """Return the rate of codes, in their unit, and of factors of one block, relative to their size."""
+    return min(_LARGEST_RATE, _WALK / max(1, n_steps) ** 0.5)
 
 
 def _rate_factor(n_steps: int, step: int) -> float:

@@ -19,11 +19,10 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
-from tnlib_adapters.instrument.fitted_block import FittedBlock, descend
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, rate_of_steps
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 
-_FACTOR_RATE = 0.016  # relative to the root mean square of a factor
 _MOVE_RATE = 0.003  # of relative changes of scales and biases
 LATER = 6  # blocks that are run to choose between candidates
 
@@ -169,7 +168,7 @@ def fit_layer(
                 order,
                 partial(_add_gradients, fitted, block.k, streams),
                 lambda _done, _total: None,
-                factor_rate=_FACTOR_RATE,
+                factor_rate=rate_of_steps(len(order)),
                 move_rate=_MOVE_RATE,
             )
         candidates.append(fitted.matrices())

@@ -251,7 +251,7 @@ def test_a_fit_that_does_not_help_is_dropped(
 ) -> None:
     for rate in ("_RATE", "_FACTOR_SHARE"):
         monkeypatch.setattr(output_fit, rate, 0.0)
-    monkeypatch.setattr(fitted_block, "_CODE_RATE", 0.0)
+    monkeypatch.setattr(fitted_block, "_LARGEST_RATE", 0.0)
     model, streams, matrices = changed_model(folder, change)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
@@ -260,8 +260,8 @@ def test_a_fit_that_does_not_help_is_dropped(
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_diverging_fit_is_repeated_at_a_lower_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitted_block, "_CODE_RATE", 5.0)
-    monkeypatch.setattr(fitted_block, "_CODE_WALK", 100.0)
+    monkeypatch.setattr(fitted_block, "_LARGEST_RATE", 5.0)
+    monkeypatch.setattr(fitted_block, "_WALK", 100.0)
     model, streams, matrices = changed_model(folder, in_bits)
     steps: list[tuple[int, int]] = []
 
