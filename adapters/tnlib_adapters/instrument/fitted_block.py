@@ -299,7 +299,7 @@ def descend(
 
 def rate_of_steps(n_steps: int) -> float:
     """Return the rate of codes, in their unit, and of factors of one block, relative to their size."""
-    return min(_LARGEST_RATE, _WALK / max(1, n_steps) ** 0.5)
+    return min(_LARGEST_RATE, _WALK / math.sqrt(max(1, n_steps)))
 
 
 def _rate_factor(n_steps: int, step: int) -> float:
