@@ -19,7 +19,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
-from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, rate_of_steps
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, factor_rate
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 
@@ -87,9 +87,9 @@ class FitStreams:
                         run_block(self._model, later, x, self.calls[b][later])
                         for b, x in zip(self.held_out, out, strict=True)
                     ]
-        return [sum(map(partial(self._difference, end), self.held_out, out)) for out in outs]
+        return [sum(map(partial(self.difference, end), self.held_out, out)) for out in outs]
 
-    def _difference(self, k: int, b: int, x: Tensor) -> float:
+    def difference(self, k: int, b: int, x: Tensor) -> float:
         """Return the squared difference of a stream before the k-th block from the original one."""
         return float((x.float() - self.original(k, b))[self.batches[b].valid].square().sum())
 
@@ -163,14 +163,7 @@ def fit_layer(
     fitted = FittedBlock(block, start)
     if fitted.integers or fitted.factors:
         with fitted.without_originals():
-            descend(
-                [fitted],
-                order,
-                partial(_add_gradients, fitted, block.k, streams),
-                lambda _done, _total: None,
-                factor_rate=rate_of_steps(len(order)),
-                move_rate=_MOVE_RATE,
-            )
+            _fit(fitted, block.k, streams, order)
         candidates.append(fitted.matrices())
         del fitted
         release_free_memory()
@@ -186,6 +179,18 @@ def weights_of(block: Block, matrices: Sequence[FactoredMatrix]) -> Weights:
     """Return matrices as a block takes them."""
     with torch.no_grad():
         return FittedBlock(block, matrices).weights()
+
+
+def _fit(fitted: FittedBlock, k: int, streams: FitStreams, order: Sequence[int]) -> None:
+    """Minimise the squared difference at the output of the k-th block, by a step for every batch of `order`."""
+
+    def error() -> float:
+        with torch.no_grad():
+            return streams.difference(k + 1, tried, fitted.run(streams.truncated(k, tried), streams.calls[tried][k]))
+
+    add_gradients, tried = partial(_add_gradients, fitted, k, streams), streams.held_out[0]
+    rate = factor_rate([fitted], partial(add_gradients, order[0]), error, error()) if order else 0.0
+    descend([fitted], order, add_gradients, lambda _done, _total: None, factor_rate=rate, move_rate=_MOVE_RATE)
 
 
 def _add_gradients(fitted: FittedBlock, k: int, streams: FitStreams, b: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import cast
@@ -28,7 +29,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.instrument.block import Block
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
-from tnlib_adapters.instrument.fitted_block import FittedBlock, descend
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, factor_rate
 from tnlib_adapters.instrument.layer_fit import order_of_steps, split_batches, tables_in
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import Group
@@ -36,8 +37,6 @@ from tnlib_adapters.instrument.stored_weights import Group
 # Of relative changes of scales and vectors, and its largest ratio to the rate of factors beside them: at 0.01 vectors
 # of SmolLM2, whose factors have 0.0003, raise the error, 0.498 nats a token for 0.483
 _RATE, _MOVE_SHARE = 0.01, 4.0
-# Steps of factors, relative to their size, of which the first that doubles the error is taken, and its share in a step
-_TRIED_STEPS, _FACTOR_SHARE = [2.0**k for k in range(-14, -3)], 1 / 6
 _ATTEMPTS = (1.0, 0.25)  # factors of the rates: the second is tried if the error does not fall with the first
 # Of a step, or one text. Scales alone of the built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
 _STEP_TOKENS = 256
@@ -104,7 +103,7 @@ class _OutputFit:
             FittedBlock(Block(model, k), [own for name in names for own in matrices[name]], with_vectors=with_vectors)
             for k, names in enumerate(in_blocks)
         ]
-        self.factors = [own for block in self._blocks for own in block.factors]
+        self.has_factors = any(block.factors for block in self._blocks)
 
     @contextmanager
     def without_originals(self) -> Iterator[None]:
@@ -115,33 +114,16 @@ class _OutputFit:
             yield
 
     def factor_rate(self, order: Sequence[int], held_out: Sequence[int], error: float) -> float:
-        """Return a rate relative to the size of factors, by steps against the gradient on the first batch of `order`.
-
-        It is a sixth of the first step, of twice the length of the one before, that doubles the `error` on batches that
-        are held out. Of rates that were tried, the best is an eighth to a third of it for the built-in Llama with a
-        quarter to three quarters of its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former,
-        makes the latter diverge.
-        """
-        if not self.factors or not order:
+        """Return the rate of factors by the first batch of `order`, and the `error` on batches that are held out."""
+        if not order:
             return 0.0
-        for step in _TRIED_STEPS:
-            for factor in self.factors:
-                factor.descent.rate = step
-            self.add_gradients(order[0])
-            after = self.error(held_out)
-            for factor in self.factors:
-                factor.restart()
-            for moved in (own for block in self._blocks for own in block.moved):
-                moved.move.grad = None
-            if not after < 2 * error:
-                break
-        return step * _FACTOR_SHARE
+        return factor_rate(self._blocks, partial(self.add_gradients, order[0]), partial(self.error, held_out), error)
 
     def descend(
         self, order: Sequence[int], factor: float, factor_rate: float, progress: Callable[[int, int], None]
     ) -> None:
         """Fit to the predictions, one batch of `order` a step, at rates times `factor`."""
-        move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self.factors else _RATE
+        move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self.has_factors else _RATE
         descend(
             self._blocks,
             order,

@@ -107,6 +107,10 @@ def integers_of(fit: output_fit._OutputFit) -> list[MovedIntegers]:
     return [own for block in fit._blocks for own in block.integers]
 
 
+def factors_of(fit: output_fit._OutputFit) -> list[Any]:
+    return [own for block in fit._blocks for own in block.factors]
+
+
 def keep_gradients(patch: pytest.MonkeyPatch) -> None:
     """Leave the gradients of codes and factors where they are."""
     patch.setattr(Descent, "step", lambda *_: None)
@@ -123,7 +127,7 @@ def test_gradients_are_those_of_the_error(
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
     n_moves = [sum(moved.move.numel() for moved in block.moved) for block in fit._blocks]
     assert min(n_moves) > 0
-    factors = [own.values() for own in fit.factors]
+    factors = [own.values() for own in factors_of(fit)]
     assert (len(factors) > 10) == (change is truncated)
     moves = [*(moved.move for moved in moved_of(fit)), *factors]
     steps = [2e-3] * len(moved_of(fit)) + [2e-3 * float(factor.detach().abs().mean()) for factor in factors]
@@ -249,9 +253,9 @@ def test_matrices_keep_their_form_and_the_error_falls(change: Callable[..., Fact
 def test_a_fit_that_does_not_help_is_dropped(
     change: Callable[..., FactoredMatrix], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rate in ("_RATE", "_FACTOR_SHARE"):
-        monkeypatch.setattr(output_fit, rate, 0.0)
-    monkeypatch.setattr(fitted_block, "_LARGEST_RATE", 0.0)
+    monkeypatch.setattr(output_fit, "_RATE", 0.0)
+    for rate in ("_LARGEST_RATE", "_FACTOR_SHARE"):
+        monkeypatch.setattr(fitted_block, rate, 0.0)
     model, streams, matrices = changed_model(folder, change)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
     assert fitted is matrices
@@ -302,7 +306,9 @@ def test_a_fit_leaves_nothing_in_memory(change: Callable[..., FactoredMatrix], f
     """Tensors with hooks that hold them are never freed."""
     model, streams, matrices = changed_model(folder, change)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    moved = [weakref.ref(own.codes) for own in integers_of(fit)] + [weakref.ref(own.values()) for own in fit.factors]
+    moved = [weakref.ref(own.codes) for own in integers_of(fit)] + [
+        weakref.ref(own.values()) for own in factors_of(fit)
+    ]
     fit.descend([1, 2], 1.0, 1e-3, lambda *_: None)
     del fit
     gc.collect()
@@ -315,20 +321,20 @@ def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     """A sixth of the first step that doubles the error; the trials leave no trace."""
     model, streams, matrices = changed_model(folder, truncated)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
-    starts, error = [own.values().detach().clone() for own in fit.factors], fit.error([0])
-    step = fit.factor_rate([1], [0], error) / output_fit._FACTOR_SHARE
-    assert all(torch.equal(own.values(), start) for own, start in zip(fit.factors, starts, strict=True))
+    starts, error = [own.values().detach().clone() for own in factors_of(fit)], fit.error([0])
+    step = fit.factor_rate([1], [0], error) / fitted_block._FACTOR_SHARE
+    assert all(torch.equal(own.values(), start) for own, start in zip(factors_of(fit), starts, strict=True))
     assert not any(moved.move.any() or moved.move.grad is not None for moved in moved_of(fit))
     errors = []
     for tried in (step / 2, step):
-        for own, start in zip(fit.factors, starts, strict=True):
+        for own, start in zip(factors_of(fit), starts, strict=True):
             assert torch.equal(own.values(), start)
             own.descent.rate = tried
         fit.add_gradients(1)
         errors.append(fit.error([0]))
-        for own in fit.factors:
+        for own in factors_of(fit):
             own.restart()
-    assert step > output_fit._TRIED_STEPS[0]
+    assert step > fitted_block._TRIED_STEPS[0]
     assert errors[0] < 2 * error <= errors[1]
 
 
