@@ -168,7 +168,7 @@ def fit_layer(
         del fitted
         release_free_memory()
         errors = streams.errors(block, (weights_of(block, matrices) for matrices in candidates))
-        if errors[0] <= errors[1]:
+        if not errors[1] < errors[0]:  # nor if it is no number
             candidates.pop()
     streams.advance(block, weights_of(block, candidates[-1]))
     block.model.drop()
@@ -185,10 +185,11 @@ def _fit(fitted: FittedBlock, k: int, streams: FitStreams, order: Sequence[int])
     """Minimise the squared difference at the output of the k-th block, by a step for every batch of `order`."""
 
     def error() -> float:
+        b = streams.held_out[0]
         with torch.no_grad():
-            return streams.difference(k + 1, tried, fitted.run(streams.truncated(k, tried), streams.calls[tried][k]))
+            return streams.difference(k + 1, b, fitted.run(streams.truncated(k, b), streams.calls[b][k]))
 
-    add_gradients, tried = partial(_add_gradients, fitted, k, streams), streams.held_out[0]
+    add_gradients = partial(_add_gradients, fitted, k, streams)
     rate = factor_rate([fitted], partial(add_gradients, order[0]), error, error()) if order else 0.0
     descend([fitted], order, add_gradients, lambda _done, _total: None, factor_rate=rate, move_rate=_MOVE_RATE)
 

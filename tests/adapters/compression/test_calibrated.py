@@ -43,6 +43,7 @@ from tnlib_adapters.factors.interpolative import without_gauge  # noqa: E402
 from tnlib_adapters.factors.model_weights import OUTSIDE  # noqa: E402
 from tnlib_adapters.factors.projections import NAMES as PROJECTIONS  # noqa: E402
 from tnlib_adapters.factors.projections import Projections  # noqa: E402
+from tnlib_adapters.instrument import fitted_block  # noqa: E402
 from tnlib_adapters.instrument.block import Block  # noqa: E402
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, run_block  # noqa: E402
 from tnlib_adapters.instrument.layer_fit import FitStreams, fit_layer, fit_layers  # noqa: E402
@@ -198,6 +199,18 @@ def test_models_in_memory_and_beyond_are_fitted_alike(name, folders):
         moved = float(np.linalg.norm(one - before))
         assert moved > 0
         assert float(np.linalg.norm(one - other)) <= 1e-2 * moved
+
+
+@pytest.mark.parametrize("share", [1e3, 1e30])
+def test_a_fit_of_a_block_that_diverges_is_dropped(share, folders, monkeypatch):
+    """Also where the error is infinite or no number."""
+    monkeypatch.setattr(fitted_block, "_FACTOR_SHARE", share)
+    checkpoint, model = open_checkpoint(folders["llama"]), open_running(folders["llama"])
+    layers = calibrated_layers(checkpoint, model, model.batches(made_up_text()))
+    start = layers[1].matrices([len(curve.costs) // 2 for curve in layers[1].curves])
+    both = FitStreams(model, Streams(model.batches(made_up_text()), model.sizes.d_model))
+    both.advance(Block(model, 0), {})
+    assert fit_layer(Block(model, 1), both, start, [*both.fitted] * 4) is start
 
 
 @pytest.mark.slow
