@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LARGEST = 1e9  # m n min(m, n) of a weight that is timed at its own size
 _FORWARD = 4  # of the fit: original and fitted streams, and a few batches through later blocks, to choose weights
 _EVALUATIONS = 3  # original, compressed, plain int8
-_BACKWARD = 4  # passes whose time is that of a forward and a backward pass, with moments or a step of Adam
+_BACKWARD = 4  # passes whose time is that of a forward and a backward pass, with moments or a step of the fit
 
 
 @dataclass(frozen=True)

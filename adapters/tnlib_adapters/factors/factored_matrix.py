@@ -9,7 +9,7 @@ them, so that shapes are known before a tensor is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -199,6 +199,14 @@ class FactoredMatrix:
     def n_parameters(self) -> int:
         """Number of stored numbers; scales are not counted."""
         return sum(a.size for a in self.arrays.values()) + len(self.rows)
+
+
+def by_module(matrices: Iterable[FactoredMatrix]) -> dict[str, list[FactoredMatrix]]:
+    """Return matrices by the path of their module, in their order."""
+    modules = dict[str, list[FactoredMatrix]]()
+    for matrix in matrices:
+        modules.setdefault(matrix.module, []).append(matrix)
+    return modules
 
 
 def rounded(matrix: FactoredMatrix, bits: int, *, by_row: bool = False) -> FactoredMatrix:

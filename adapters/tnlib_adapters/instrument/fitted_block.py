@@ -27,12 +27,11 @@ from tnlib_adapters.instrument.block import Block, Weights, as_array, as_tensor
 from tnlib_adapters.instrument.block_passes import Call
 
 _WARM_UP = 10  # steps in which rates rise
-# Largest rate of codes, in their unit: with 0.05 SmolLM2 in 2 bits diverges. The walk is the rate times the root of the
-# number of steps, as far as random gradients would carry codes.
-_LARGEST_RATE, _WALK = 0.04, 0.32
+_CODE_RATE = 0.04  # most of codes, in their unit, for gradients of size 1: with 0.05 SmolLM2 in 2 bits diverges
+_CODE_WALK = 0.32  # rate times the root of the number of steps: how far codes would walk along random gradients
 # Steps of factors, relative to their size, of which the first that doubles the error is taken, and its share in a step
 _TRIED_STEPS, _FACTOR_SHARE = [2.0**k for k in range(-14, -1)], 1 / 6
-_LARGEST = 3.0  # gradient of an entry, relative to the root mean square
+_LARGEST_GRADIENT = 3.0  # gradient of an entry, relative to the root mean square
 _MEMORY = 0.99  # of mean squares, for each step
 _SMALLEST = 1e-30
 
@@ -68,7 +67,7 @@ class Descent:
         squares = torch.outer(self._rows / mean, self._columns / (1 - _MEMORY**self._n_steps))
         scale = squares.sqrt_().clamp_(min=_SMALLEST)
         # with a few outliers at once the fit would diverge
-        matrix.sub_(gradient.div_(scale).clamp_(-_LARGEST, _LARGEST), alpha=self.rate * self._unit)
+        matrix.sub_(gradient.div_(scale).clamp_(-_LARGEST_GRADIENT, _LARGEST_GRADIENT), alpha=self.rate * self._unit)
         if self._bounds is not None:
             matrix.clamp_(*self._bounds)
 
@@ -272,16 +271,16 @@ def descend(
     *,
     factor_rate: float,
     move_rate: float,
-    code_factor: float = 1.0,
+    code_share: float = 1.0,
 ) -> None:
     """Fit blocks, one batch of `order` a step; at the end codes and scales take values that their formats store.
 
     `add_gradients` computes the gradients of a batch. Rates are those of factors, relative to their size, and of moves;
-    that of codes, times `code_factor`, follows from the number of steps. They rise over a few steps and fall to 0 along
-    a cosine.
+    that of codes, of which `code_share` is taken, follows from the number of steps. They rise over a few steps and fall
+    to 0 along a cosine.
     """
     n_steps = len(order)
-    code_rate = code_factor * min(_LARGEST_RATE, _WALK / math.sqrt(max(1, n_steps)))
+    code_rate = code_share * min(_CODE_RATE, _CODE_WALK / math.sqrt(max(1, n_steps)))
     rates = [(own.descent, code_rate) for block in blocks for own in block.integers]
     rates += [(own.descent, factor_rate) for block in blocks for own in block.factors]
     moves = [own.move for block in blocks for own in block.moved]  # factors alone come without any
@@ -300,23 +299,27 @@ def descend(
         block.store_moves()
 
 
-def factor_rate(
-    blocks: Sequence[FittedBlock], add_gradients: Callable[[], None], error: Callable[[], float], before: float
+def find_factor_rate(
+    blocks: Sequence[FittedBlock],
+    order: Sequence[int],
+    add_gradients: Callable[[int], None],
+    error: Callable[[], float],
 ) -> float:
-    """Return a rate of factors relative to their size, by steps against the gradient from where they are.
+    """Return a rate of factors for `descend`, by steps against the gradient of the first batch; 0 without factors.
 
-    It is a sixth of the first step, of twice the length of the one before, that doubles the error, `before`. Of rates
-    of whole models that were tried, the best is an eighth to a third of it for the built-in Llama with a quarter to
-    three quarters of its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former, makes the
-    latter diverge. Those of the blocks of SmolLM2 differ by a factor of 64.
+    It is a sixth of the first step, of twice the length of the one before, that doubles the `error`. Of rates of whole
+    models that were tried, the best is an eighth to a third of that step for the built-in Llama with a quarter to three
+    quarters of its parameters, and an eighth to a quarter for SmolLM2; 0.008, good for the former, makes the latter
+    diverge. Between the blocks of SmolLM2 the step differs by a factor of 64.
     """
     factors = [own for block in blocks for own in block.factors]
     if not factors:
         return 0.0
+    before = error()
     for step in _TRIED_STEPS:
         for factor in factors:
             factor.descent.rate = step
-        add_gradients()
+        add_gradients(order[0])
         after = error()
         for factor in factors:
             factor.restart()

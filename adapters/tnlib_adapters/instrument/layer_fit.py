@@ -1,9 +1,9 @@
-"""Block-wise reconstruction: truncated layers fitted to the layers they replace, first to last.
+"""Block-wise reconstruction: truncated or rounded layers fitted to the layers they replace, first to last.
 
-A layer reads the stream written by the truncated layers before it, and is fitted to the output of the original layer on
-the original stream: all factors of the block, by gradient descent on the squared difference at its output. No gradient
-leaves the block. The weights of a layer, as fitted or as they were, are chosen on held-out batches by the stream a few
-layers later, so that the time grows with the number of layers and not its square.
+A layer reads the stream written by the changed layers before it, and is fitted to the output of the original layer on
+the original stream: codes or factors, scales and biases, by gradient descent on the squared difference at its output.
+No gradient leaves the block. The weights of a layer, as fitted or as they were, are chosen on held-out batches by the
+stream a few layers later, so that the time grows with the number of layers and not its square.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tnlib_adapters.factors.factored_matrix import FactoredMatrix
 from tnlib_adapters.files.process_memory import release_free_memory
 from tnlib_adapters.instrument.block import Block, Weights
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward, run_block
-from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, factor_rate
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, find_factor_rate
 from tnlib_adapters.instrument.running_model import RunningModel, find_matrix
 from tnlib_adapters.instrument.stored_weights import Group
 
@@ -190,7 +190,7 @@ def _fit(fitted: FittedBlock, k: int, streams: FitStreams, order: Sequence[int])
             return streams.difference(k + 1, b, fitted.run(streams.truncated(k, b), streams.calls[b][k]))
 
     add_gradients = partial(_add_gradients, fitted, k, streams)
-    rate = factor_rate([fitted], partial(add_gradients, order[0]), error, error()) if order else 0.0
+    rate = find_factor_rate([fitted], order, add_gradients, error)
     descend([fitted], order, add_gradients, lambda _done, _total: None, factor_rate=rate, move_rate=_MOVE_RATE)
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import cast
 
 import numpy as np
@@ -25,11 +23,11 @@ from torch.nn.functional import cross_entropy
 
 from tnlib._typing import Array
 from tnlib_adapters.factors.expansion import weight_of_parts
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, by_module
 from tnlib_adapters.factors.model_weights import OUTSIDE
 from tnlib_adapters.instrument.block import Block
 from tnlib_adapters.instrument.block_passes import OuterLayers, Streams, forward
-from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, factor_rate
+from tnlib_adapters.instrument.fitted_block import FittedBlock, descend, find_factor_rate
 from tnlib_adapters.instrument.layer_fit import order_of_steps, split_batches, tables_in
 from tnlib_adapters.instrument.running_model import Batch, RunningModel
 from tnlib_adapters.instrument.stored_weights import Group
@@ -37,7 +35,7 @@ from tnlib_adapters.instrument.stored_weights import Group
 # Of relative changes of scales and vectors, and its largest ratio to the rate of factors beside them: at 0.01 vectors
 # of SmolLM2, whose factors have 0.0003, raise the error, 0.498 nats a token for 0.483
 _RATE, _MOVE_SHARE = 0.01, 4.0
-_ATTEMPTS = (1.0, 0.25)  # factors of the rates: the second is tried if the error does not fall with the first
+_ATTEMPTS = (1.0, 0.25)  # shares of the rates: the second is tried if the error does not fall with the first
 # Of a step, or one text. Scales alone of the built-in Llama in 2 bits: 0.2297 nats a token with 1024, 0.2093 with 256
 _STEP_TOKENS = 256
 _TOKENS = 128  # whose logits are in memory at once
@@ -66,13 +64,13 @@ def fit_to_output(
     n_steps = n_batches * len(split.batches) // len(streams.batches)
     order = order_of_steps(fitted, n_steps, torch.Generator().manual_seed(0))
     factor_rate: float | None = None
-    for factor in _ATTEMPTS:
+    for share in _ATTEMPTS:
         fit = _OutputFit(model, split, matrices, with_vectors=with_vectors)
         with fit.without_originals():
             before = fit.error(held_out)
             if factor_rate is None:
-                factor_rate = fit.factor_rate(order, held_out, before)
-            fit.descend(order, factor, factor_rate, progress)
+                factor_rate = fit.find_factor_rate(order, held_out)
+            fit.descend(order, share, factor_rate, progress)
             if fit.error(held_out) < before:
                 return fit.result()
         del fit  # before the next one is made
@@ -113,32 +111,30 @@ class _OutputFit:
                 stack.enter_context(block.without_originals())
             yield
 
-    def factor_rate(self, order: Sequence[int], held_out: Sequence[int], error: float) -> float:
-        """Return the rate of factors by the first batch of `order`, and the `error` on batches that are held out."""
-        if not order:
-            return 0.0
-        return factor_rate(self._blocks, partial(self.add_gradients, order[0]), partial(self.error, held_out), error)
+    def find_factor_rate(self, order: Sequence[int], held_out: Sequence[int]) -> float:
+        """Return the rate of factors by the error on batches that are held out."""
+        return find_factor_rate(self._blocks, order, self.add_gradients, partial(self.error, held_out))
 
     def descend(
-        self, order: Sequence[int], factor: float, factor_rate: float, progress: Callable[[int, int], None]
+        self, order: Sequence[int], share: float, factor_rate: float, progress: Callable[[int, int], None]
     ) -> None:
-        """Fit to the predictions, one batch of `order` a step, at rates times `factor`."""
+        """Fit to the predictions, one batch of `order` a step, at a share of the rates."""
         move_rate = min(_RATE, _MOVE_SHARE * factor_rate) if self.has_factors else _RATE
         descend(
             self._blocks,
             order,
             self.add_gradients,
             progress,
-            factor_rate=factor * factor_rate,
-            move_rate=factor * move_rate,
-            code_factor=factor,
+            factor_rate=share * factor_rate,
+            move_rate=share * move_rate,
+            code_share=share,
         )
 
     def result(self) -> tuple[Matrices, dict[str, Array]]:
         """Return the matrices as stored, and the vectors by stored name."""
         changed, vectors = dict(self._matrices), dict[str, Array]()
         for block in self._blocks:
-            changed |= {name: [*of] for name, of in groupby(block.matrices(), attrgetter("module"))}
+            changed |= by_module(block.matrices())
             vectors |= block.vectors()
         return changed, vectors
 

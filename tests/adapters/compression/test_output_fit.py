@@ -182,7 +182,7 @@ def test_codes_move_by_gradients_relative_to_rows_and_columns() -> None:
         assert moved.codes.grad is None
         moves = (moved.codes.detach().numpy() - 3) * -signs / step
         assert np.allclose(np.delete(np.delete(moves, 3, 0), 4, 1), 0.1, rtol=1e-2)
-        assert moves[3, 4] == pytest.approx(0.1 * fitted_block._LARGEST, rel=1e-5)
+        assert moves[3, 4] == pytest.approx(0.1 * fitted_block._LARGEST_GRADIENT, rel=1e-5)
 
 
 def test_codes_at_the_end_of_their_range_come_back() -> None:
@@ -254,7 +254,7 @@ def test_a_fit_that_does_not_help_is_dropped(
     change: Callable[..., FactoredMatrix], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_fit, "_RATE", 0.0)
-    for rate in ("_LARGEST_RATE", "_FACTOR_SHARE"):
+    for rate in ("_CODE_RATE", "_FACTOR_SHARE"):
         monkeypatch.setattr(fitted_block, rate, 0.0)
     model, streams, matrices = changed_model(folder, change)
     fitted, vectors = output_fit.fit_to_output(model, streams, matrices, 2, lambda *_: None, with_vectors=True)
@@ -264,8 +264,8 @@ def test_a_fit_that_does_not_help_is_dropped(
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_diverging_fit_is_repeated_at_a_lower_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitted_block, "_LARGEST_RATE", 5.0)
-    monkeypatch.setattr(fitted_block, "_WALK", 100.0)
+    monkeypatch.setattr(fitted_block, "_CODE_RATE", 5.0)
+    monkeypatch.setattr(fitted_block, "_CODE_WALK", 100.0)
     model, streams, matrices = changed_model(folder, in_bits)
     steps: list[tuple[int, int]] = []
 
@@ -322,7 +322,7 @@ def test_the_rate_of_factors_follows_from_the_error(folder: Path) -> None:
     model, streams, matrices = changed_model(folder, truncated)
     fit = output_fit._OutputFit(model, streams, matrices, with_vectors=True)
     starts, error = [own.values().detach().clone() for own in factors_of(fit)], fit.error([0])
-    step = fit.factor_rate([1], [0], error) / fitted_block._FACTOR_SHARE
+    step = fit.find_factor_rate([1], [0]) / fitted_block._FACTOR_SHARE
     assert all(torch.equal(own.values(), start) for own, start in zip(factors_of(fit), starts, strict=True))
     assert not any(moved.move.any() or moved.move.grad is not None for moved in moved_of(fit))
     errors = []

@@ -76,10 +76,12 @@ def assert_same_weights(*folders: Path) -> None:
 @pytest.mark.parametrize("form", [IntegerFormat(3, 0, has_zero=True), *(own.form for own in TYPES.values())], ids=str)
 def test_grids_of_engines_are_read_as_saved(form, tmp_path):
     integers = round_to_nearest(np.random.default_rng(0).standard_normal((256, 4)), form)
-    matrix = FactoredMatrix("dense", "q", {"weight": integers.values()}).with_integers({"weight": integers})
+    whole = FactoredMatrix("dense", "q", {"weight": integers.values()}, module="attention")
+    matrix = whole.with_integers({"weight": integers})
     files = FittedFiles(SimpleNamespace(folder=tmp_path), {}, 1)
-    files.save(0, [("attention", [matrix])])
-    ((_, (read,)),) = files.read(0)
+    files.save(0, [matrix])
+    ((module, (read,)),) = files.read(0).items()
+    assert module == "attention"
     assert read.integers["weight"].format == form
     np.testing.assert_array_equal(read.arrays["weight"], integers.values())
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, groupby
-from operator import attrgetter
+from itertools import chain, count
 from typing import cast
 
 import numpy as np
 
 from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.collect_calibration import collect_calibration
-from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, Fitted, FittedFiles
+from tnlib_adapters.compression.calibration.resumed_run import CalibrationFolder, FittedFiles
 from tnlib_adapters.compression.calibration.statistics import GroupFactorisation
 from tnlib_adapters.compression.compressed_part import compressed_weights, widest_component
 from tnlib_adapters.compression.methods.factorisation import COSINE, DIVERGENCE, Chosen, Factorisation
@@ -24,7 +23,7 @@ from tnlib_adapters.compression.source_model import SourceModel
 from tnlib_adapters.compression.text import TokenSequences, check_tokens, sample_batches
 from tnlib_adapters.factors import UNEMBEDDING
 from tnlib_adapters.factors.expansion import weight_of_parts
-from tnlib_adapters.factors.factored_matrix import FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import FactoredMatrix, by_module
 from tnlib_adapters.factors.interpolative import without_gauge
 from tnlib_adapters.factors.model_weights import count_parameters
 from tnlib_adapters.instrument.block_passes import Streams
@@ -187,15 +186,14 @@ def fit_blocks(
     model, tables = chosen.model, StoredArrays(workspace)
     yield from _not_fitted(chosen, tables)
 
-    def save(k: int, fitted: list[FactoredMatrix]) -> Fitted:
-        by_module = [(name, [*of]) for name, of in groupby(fitted, attrgetter("module"))]
+    def save(k: int, fitted: list[FactoredMatrix]) -> Chosen:
         if files is not None:
-            files.save(k, by_module)
-        return by_module
+            files.save(k, fitted)
+        return by_module(fitted).items()
 
     n_done = 0 if files is None else files.resume()
     for k in range(n_done):
-        yield from cast(FittedFiles, files).read(k)
+        yield from cast(FittedFiles, files).read(k).items()
     fit = fit_layers(model, streams, chosen.of_block, tables=tables, n_steps=n_steps, first=n_done, progress=progress)
     # a name for the weights of a block would keep them in memory while the next one is fitted
     yield from chain.from_iterable(map(save, count(n_done), fit))

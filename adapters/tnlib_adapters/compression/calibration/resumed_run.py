@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from tnlib._typing import Array
 from tnlib_adapters.compression.calibration.statistics import Statistics
 from tnlib_adapters.compression.methods.components import from_upper_triangle, upper_triangle
 from tnlib_adapters.compression.methods.out_of_core import DTYPE_NAMES, StoredArrays
-from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix
+from tnlib_adapters.factors.factored_matrix import Description, FactoredMatrix, by_module
 from tnlib_adapters.factors.integers import IntegerFormat
 from tnlib_adapters.files.json_file import JsonFile
 from tnlib_adapters.files.safetensors_file import (
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from tnlib_adapters.instrument.running_model import Batch, RunningModel
     from tnlib_adapters.instrument.weight_inputs import WeightUses
 
-Fitted = list[tuple[str, list[FactoredMatrix]]]  # modules and their factored matrices
-_VERSION, _FITTED_VERSION = "10", "2"  # of the statistics, and of fitted blocks
+_VERSION, _FITTED_VERSION = "10", "3"  # of the statistics, and of fitted blocks
 _FIT, _MATRICES = "fit", "matrices"
 _ORIGIN = "tnlib_calibration.json"
 _UPPER = ", upper triangle"  # of the name of a symmetric matrix, whose rows are stored from the diagonal on
@@ -180,9 +178,8 @@ class FittedFiles:
             return 0
         return n
 
-    def save(self, k: int, fitted: Fitted) -> None:
+    def save(self, k: int, matrices: Sequence[FactoredMatrix]) -> None:
         """Save the weights of a block."""
-        matrices = [replace(matrix, module=name) for name, of_module in fitted for matrix in of_module]
         described = [matrix.describe() for matrix in matrices]
         entries = [
             Entry(f"{at}.{part}", description.tensors[part][0] or DTYPE_NAMES[values.dtype], values)
@@ -192,8 +189,8 @@ class FittedFiles:
         metadata = {_FIT: self._fit, _MATRICES: json.dumps([asdict(description) for description in described])}
         write_digested(self._file(k), metadata, entries)
 
-    def read(self, k: int) -> Iterator[tuple[str, list[FactoredMatrix]]]:
-        """Yield the weights of a block."""
+    def read(self, k: int) -> dict[str, list[FactoredMatrix]]:
+        """Return the weights of a block by module."""
         file = self._file(k)
         _check_written(file)
         tensors, metadata = read_header(file)
@@ -201,8 +198,7 @@ class FittedFiles:
             _description(entry).read(lambda part, at=at: tensors[f"{at}.{part}"].read())  # type: ignore[misc]
             for at, entry in enumerate(json.loads(metadata[_MATRICES]))
         )
-        for name, of_module in groupby(matrices, lambda matrix: matrix.module):
-            yield name, list(of_module)
+        return by_module(matrices)
 
     def _file(self, k: int) -> Path:
         return self._folder / f"fitted{k}.safetensors"
